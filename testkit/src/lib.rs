@@ -15,6 +15,7 @@ pub mod roots;
 mod run;
 pub mod skip;
 mod temporary;
+pub mod test_driver;
 pub mod user;
 pub mod wait;
 

@@ -29,7 +29,8 @@ pub fn share(data: &Path) {
     if !shared.join("data/vm/setup.json").exists() {
         let fleet = open(&shared.join("data")).expect("a data directory can be opened");
         fleet
-            .setup_microvm(None, &mut |said: &str| eprintln!("{said}"))
+            .microvms()
+            .setup(None, &mut |said: &str| eprintln!("{said}"))
             .unwrap_or_else(|failure| panic!("{}", explain(&failure)));
     }
     drop(lock);

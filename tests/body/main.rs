@@ -5,6 +5,7 @@ mod builds;
 mod copy;
 mod data;
 mod death;
+mod drivers;
 mod egress;
 mod events;
 mod exec;

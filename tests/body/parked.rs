@@ -74,10 +74,10 @@ async fn who_asks_for_something_else_gets_something_else(t: Bodies) {
     assert_ne!(made.id().as_str(), waited);
     assert_eq!(says(&fleet, made.id(), "echo $COLOUR").await, "blue");
     fleet.remove(made.id(), Force::Yes).await.unwrap();
-    wait::until("the one nobody wants is gone", || {
-        (!t.data().join("bodies").join(&waited).exists()).then_some(())
-    })
-    .await;
+    assert_eq!(waiting(&t), [waited.as_str()], "the pooled Body still waits for a request of its shape");
+    let made = fleet.create(t.passing()).await.unwrap();
+    assert_eq!(made.id().as_str(), waited);
+    fleet.remove(made.id(), Force::Yes).await.unwrap();
 }
 
 #[body_test(except(microvm = "microVMs have a pool of their own: tests/microvm/spares.rs"))]

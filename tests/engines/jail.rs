@@ -34,7 +34,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 fn programs() -> Option<(PathBuf, PathBuf)> {
     let firecracker = program(Engine::Firecracker)?;
     let named = std::env::var_os("PAL_JAILER").map(PathBuf::from);
-    let jailer = named.or_else(|| body::vm::jail::find(&firecracker))?;
+    let jailer = named.or_else(|| body::vm::jailer::find(&firecracker))?;
     Some((firecracker, jailer))
 }
 
@@ -42,7 +42,9 @@ fn programs() -> Option<(PathBuf, PathBuf)> {
 fn try_it(t: &Bodies, firecracker: PathBuf) -> JoinHandle<Result<HypervisorRecord, Failure>> {
     let fleet = t.second();
     std::thread::spawn(move || {
-        fleet.setup_engine(Engine::Firecracker, Some(firecracker), &mut |said: &str| eprintln!("{said}"))
+        fleet
+            .microvms()
+            .setup_engine(Engine::Firecracker, Some(firecracker), &mut |said: &str| eprintln!("{said}"))
     })
 }
 

@@ -50,6 +50,7 @@ async fn check(t: &Bodies, which: Engine, calls_itself: &str) {
     own_record(t);
     let known = t
         .fleet()
+        .microvms()
         .setup_engine(which, Some(program), &mut |said: &str| eprintln!("{said}"))
         .unwrap_or_else(|failure| panic!("{}", explain(&failure)));
     assert!(known.version.starts_with(calls_itself), "{}", known.version);
@@ -117,7 +118,8 @@ async fn cloud_hypervisor_is_started_told_everything_and_asked_to_boot(t: Bodies
 async fn one_that_is_not_here_says_where_to_get_it(t: Bodies) {
     own_record(&t);
     for which in [Engine::Firecracker, Engine::CloudHypervisor] {
-        let failure = t.fleet().setup_engine(which, Some("/nowhere".into()), &mut |_: &str| ()).unwrap_err();
+        let failure =
+            t.fleet().microvms().setup_engine(which, Some("/nowhere".into()), &mut |_: &str| ()).unwrap_err();
         assert_eq!(failure.kind, Kind::NotFound, "{}", explain(&failure));
         assert!(
             failure.hints[0].contains("/releases") && failure.hints[0].contains(which.name()),
@@ -125,7 +127,11 @@ async fn one_that_is_not_here_says_where_to_get_it(t: Bodies) {
             explain(&failure)
         );
         // A program that is no hypervisor.
-        let failure = t.fleet().setup_engine(which, Some("/bin/true".into()), &mut |_: &str| ()).unwrap_err();
+        let failure = t
+            .fleet()
+            .microvms()
+            .setup_engine(which, Some("/bin/true".into()), &mut |_: &str| ())
+            .unwrap_err();
         assert_eq!(failure.kind, Kind::Host, "{}", explain(&failure));
         if program(which).is_none() {
             let failure = t.fleet().create(Create { engine: Some(which), ..t.kept() }).await.unwrap_err();

@@ -79,7 +79,8 @@ async fn a_kernel_that_is_none_is_refused_or_told(t: Bodies) {
     fs::write(&junk, vec![0x5a; 1 << 20]).unwrap();
     let refused = t
         .fleet()
-        .setup_microvm(Some(CustomKernel { file: junk, modules: None }), &mut |_: &str| ())
+        .microvms()
+        .setup(Some(CustomKernel { file: junk, modules: None }), &mut |_: &str| ())
         .unwrap_err();
     assert_eq!(refused.kind, Kind::Usage, "{}", testkit::explain(&refused));
     // A program that is no kernel, although it looks like one.

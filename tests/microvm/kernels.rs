@@ -144,7 +144,7 @@ async fn every_kernel_that_apt_has_boots(t: Bodies) {
     for package in packages {
         let kernel = fetch_kernel(&t, &package);
         let release = release_of(&kernel);
-        let report = match t.fleet().setup_microvm(Some(kernel), &mut |said: &str| eprintln!("{said}")) {
+        let report = match t.fleet().microvms().setup(Some(kernel), &mut |said: &str| eprintln!("{said}")) {
             Ok(report) => report,
             // A kernel may have a bug of its own: then it boots, reports its release, and fails the self-test
             // after that.
@@ -181,7 +181,7 @@ async fn a_kernel_that_does_not_boot_leaves_the_one_before(t: Bodies) {
     let (one, other) = (fetch_kernel(&t, &packages[0]), fetch_kernel(&t, &packages[packages.len() - 1]));
     let try_kernel = |file: &Path, modules: Option<&Path>| {
         let kernel = CustomKernel { file: file.to_owned(), modules: modules.map(Path::to_owned) };
-        let failure = t.fleet().setup_microvm(Some(kernel), &mut |_: &str| ()).unwrap_err();
+        let failure = t.fleet().microvms().setup(Some(kernel), &mut |_: &str| ()).unwrap_err();
         let now = MicrovmInstall::of(&t.data()).setup().unwrap();
         assert_eq!(now, setup, "the kernel before stays in use: {}", explain(&failure));
         assert_eq!(kernels_in(&own), kernels, "and nothing is left of the other: {}", explain(&failure));

@@ -50,7 +50,7 @@ fn waiting(t: &Bodies) -> Vec<String> {
 }
 
 async fn one_waits(fleet: &Fleet) {
-    wait::within(SPARE_PATIENCE, "a spare waits", || (fleet.spares() == 1).then_some(())).await;
+    wait::within(SPARE_PATIENCE, "a spare waits", || (fleet.pooled() == 1).then_some(())).await;
 }
 
 fn hypervisors() -> usize {
@@ -134,14 +134,14 @@ async fn who_asks_for_another_machine_gets_another_and_none_means_none(t: Bodies
     assert_eq!((how(&other), other.spec.limits.memory), ("thaw", memory));
     fleet.set_setting(Setting::PoolSize, "0").unwrap();
     wait::within(SPARE_PATIENCE, "the spare goes", || {
-        (fleet.spares() == 0 && waiting(&t).is_empty()).then_some(())
+        (fleet.pooled() == 0 && waiting(&t).is_empty()).then_some(())
     })
     .await;
     let third = fleet.create(asked(&t)).await.unwrap();
     assert_eq!(how(&third), "thaw");
     says(&fleet, third.id(), "true").await;
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert_eq!((fleet.spares(), hypervisors()), (0, 3), "nobody makes one any more");
+    assert_eq!((fleet.pooled(), hypervisors()), (0, 3), "nobody makes one any more");
     assert!(
         fleet.set_setting(Setting::PoolSize, "99").is_err()
             && fleet.set_setting(Setting::PoolSize, "-1").is_err()

@@ -339,6 +339,42 @@ fn a_type_of_the_fleet_has_few_methods() {
     expect_none("a type has too many methods", &places);
 }
 
+/// Files of the fleet, the server and the command line that may name a layer, and why.
+const LAYER_FILES: &[(&str, &str)] = &[
+    ("crates/fleet/src/drivers.rs", "maps a layer to its driver"),
+    ("crates/fleet/src/vm/driver.rs", "is the driver of a layer"),
+    ("crates/server/src/v1/models.rs", "parses a request"),
+    ("crates/cli/src/commands/doctor.rs", "prints the layers"),
+];
+
+#[test]
+fn a_layer_is_named_by_its_driver_and_the_registry_alone() {
+    const CRATES: [&str; 3] = ["crates/fleet", "crates/server", "crates/cli"];
+    const LAYERS: [&str; 4] = ["Layer::Process", "Layer::Container", "Layer::Wasm", "Layer::Microvm"];
+    let texts = Texts::read();
+    let mut named: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    for source in
+        texts.sources().filter(|source| source.is_production() && CRATES.contains(&source.package()))
+    {
+        for (line, text) in source.production_lines() {
+            if LAYERS.iter().any(|layer| text.contains(layer)) {
+                let place = format!("{}:{line}: {}", source.path, text.trim());
+                named.entry(&source.path).or_default().push(place);
+            }
+        }
+    }
+    let missing: Vec<String> = LAYER_FILES
+        .iter()
+        .filter(|(path, _)| named.remove(path).is_none())
+        .map(|(path, _)| (*path).to_owned())
+        .collect();
+    expect_none(
+        "ask a layer's driver for its capabilities instead of naming the layer",
+        &named.into_values().flatten().collect::<Vec<_>>(),
+    );
+    expect_none("a file that names no layer needs no exception", &missing);
+}
+
 #[test]
 fn the_rules_find_what_they_are_for() {
     for bad in ["Asked", "Found", "Beside", "How", "Unsaid"] {

@@ -122,6 +122,12 @@ impl Source {
         self.path.starts_with("crates/") && self.path.contains("/src/")
     }
 
+    /// Numbers and texts of the lines before its unit tests.
+    pub fn production_lines(&self) -> impl Iterator<Item = (usize, &str)> {
+        let numbered = self.text.lines().enumerate().map(|(at, line)| (at + 1, line));
+        numbered.take_while(|(line, _)| *line < self.tests_from)
+    }
+
     /// Lines and names of the types that it defines.
     pub fn types(&self) -> impl Iterator<Item = (usize, &str)> {
         self.text.lines().enumerate().filter_map(|(at, line)| Some((at + 1, defined_type(line)?)))

@@ -42,7 +42,7 @@ const LEFT_ALONE: Duration = Duration::from_secs(3);
 pub fn measure(context: &BenchContext) -> io::Result<ReportSection> {
     let runtime = library::runtime()?;
     let fleet = prepare(context)?;
-    let plain = PlainQemu::prepare(context, fleet.boot_files().map_err(failure_text)?)?;
+    let plain = PlainQemu::prepare(context, fleet.microvms().boot_files().map_err(failure_text)?)?;
     let make = |request| runtime.block_on(fleet.create(request)).map_err(failure_text);
     let parent = make(machine())?;
     runtime.block_on(library::exec(&fleet, parent.id(), &["true"]))?;
@@ -88,7 +88,7 @@ fn prepare(context: &BenchContext) -> io::Result<Fleet> {
         symlink(elsewhere.canonicalize()?.join("vm"), context.data.join("vm"))?;
     }
     let fleet = context.fleet()?;
-    fleet.setup_microvm(None, &mut |said: &str| eprintln!("  {said}")).map_err(failure_text)?;
+    fleet.microvms().setup(None, &mut |said: &str| eprintln!("  {said}")).map_err(failure_text)?;
     fleet.force_refill();
     // Only the contender that measures the pool has one.
     fleet.set_setting(Setting::PoolSize, "0").map_err(failure_text)?;
@@ -146,7 +146,7 @@ fn from_spare(runtime: &Runtime, fleet: &Fleet) -> io::Result<Duration> {
     fleet.set_setting(Setting::PoolSize, "1").map_err(failure_text)?;
     let measured = first_exec(runtime, fleet, machine()).and_then(|_| {
         let deadline = Instant::now() + SPARE_PATIENCE;
-        while fleet.spares() == 0 {
+        while fleet.pooled() == 0 {
             if Instant::now() > deadline {
                 return Err(io::Error::other("no spare was made"));
             }

@@ -212,6 +212,25 @@ impl BodyDir {
         self.path.join("swap")
     }
 
+    /// Where its memory is while it is being saved.
+    pub fn swap_draft(&self) -> PathBuf {
+        self.path.join("swap.part")
+    }
+
+    /// What a suspend or a resume left that was cut short. The caller holds the lock.
+    pub fn interrupted_suspends(&self) -> Vec<PathBuf> {
+        let stale = (!self.is_swapped()).then(|| self.swap());
+        [Some(self.swap_draft()), stale].into_iter().flatten().filter(|path| path.exists()).collect()
+    }
+
+    /// Removes the memory that was saved when the Body was suspended; its files stay.
+    pub fn drop_suspended_memory(&self) -> io::Result<()> {
+        match fs::remove_dir_all(self.swap()) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
     /// Whether it waits there. Where a guest was started since, it went on, and whoever had it do so was killed before
     /// what had waited was removed.
     pub fn is_swapped(&self) -> bool {

@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use proto::{
-    BodyId, Layer, SnapshotId,
+    BodyId, SnapshotId,
     launch::{Lower, OverlayAccess, OverlayMount, SeedEntry, area_dir},
     spec::{Ids, USER_ID},
 };
@@ -76,8 +76,6 @@ pub struct SnapshotLower {
     pub ids: Ids,
     /// Whether it holds the disk of a microVM, and no files.
     pub machine: bool,
-    /// The layer it was taken on.
-    pub layer: Layer,
 }
 
 /// What the host shows today.

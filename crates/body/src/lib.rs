@@ -9,7 +9,9 @@
 pub mod archive;
 pub mod capacity;
 pub mod dir;
+pub mod driver;
 pub mod egress;
+pub mod failure;
 pub mod groups;
 pub mod guest;
 mod helper;
@@ -17,6 +19,7 @@ pub mod host;
 pub mod ids;
 pub mod layers;
 pub mod process;
+pub mod process_driver;
 pub mod programs;
 pub mod root;
 pub mod snapshot;

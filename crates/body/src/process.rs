@@ -14,7 +14,7 @@ use std::{
 
 use proto::{
     Enforcement, Limits, Mechanism, Spec,
-    egress::{EgressOrders, Flush, SHARED, SOCKET},
+    egress::{EgressOrders, Flush, SOCKET},
     guest::{EGRESS_DIR, EGRESS_PORT, Forward, GuestConfig},
     launch::{
         CgroupVersion, EgressPlan, LaunchFailure, LaunchPlan, LaunchReport, LaunchedBody, RunRecord,
@@ -31,11 +31,10 @@ use rustix::{
 
 use crate::{
     dir::{BodyDir, DirError, alive, signal_guest, supervisor_lives},
-    egress::{CERTIFICATES, EgressDir},
+    egress::EgressDir,
     groups, ids,
     programs::Programs,
     root::{RootPlan, RootfsStack, followed_seed},
-    vm,
 };
 
 const REPORT_LEN_MAX: u64 = 1 << 20;
@@ -45,8 +44,6 @@ const VFORK_PATIENCE: Duration = Duration::from_millis(100);
 /// How long the kernel may take to end every process of a Body.
 const END_PATIENCE: Duration = Duration::from_secs(30);
 /// Output of each process that is kept for those who connect later.
-/// Longest file of certificates that fits into the setup of a microVM's guest.
-const CERTIFICATES_LEN_MAX: u64 = 768 << 10;
 const RING_BYTES: u64 = 256 << 10;
 
 /// Why a Body could not be made, frozen or ended.
@@ -209,7 +206,7 @@ impl LaunchContext {
         })
     }
 
-    /// Sends the plan of the Body in `dir`, whose spec is written already.
+    /// Sends the plan of a Body of the process layer in `dir`, whose spec is written already.
     pub fn begin(
         &self,
         launcher: Launcher,
@@ -219,49 +216,28 @@ impl LaunchContext {
         rootfs: &RootfsStack,
     ) -> Result<StartingBody, ProcessError> {
         let root = RootPlan::of(rootfs, spec);
-        match &rootfs.vm {
-            Some(parts) => vm::plan::prepare_disk(dir.path(), spec, parts).map_err(ProcessError::Upper)?,
-            None if spec.life == Life::Kept => {
-                prepare_upper(dir.path(), spec, &root).map_err(ProcessError::Upper)?
-            }
-            None => {}
+        if spec.life == Life::Kept {
+            prepare_upper(dir.path(), spec, &root).map_err(ProcessError::Upper)?;
         }
-        let limits = if rootfs.vm.is_some() { vm::plan::around(&spec.limits) } else { spec.limits.clone() };
-        let mut bounds =
-            groups::apply_limits(&self.cgroups, &spec.id, &limits, self.capacity.cpus, spec.ids.has_root());
-        if rootfs.vm.as_ref().is_some_and(vm::VmParts::is_jailed)
-            && let Err(error) = groups::hand_over(&self.cgroups, &mut bounds, &spec.ids)
-        {
-            groups::remove_cgroups(&bounds.cgroups);
-            return Err(ProcessError::Upper(error));
-        }
-        let plan = self.plan(dir, spec, token, &root, &bounds);
-        let mut vm_seeds = root.seeds(&spec.id, &machine_id(token));
-        // A microVM sees no directory of the host.
-        vm_seeds.extend(plan.egress.as_ref().and_then(|egress| certificates_seed(&egress.dir)));
-        let plan = match &rootfs.vm {
-            Some(parts) => {
-                vm::plan::plan(dir.path(), plan, spec, parts, vm_seeds, machine_id(token), &bounds)
-            }
-            None => plan,
-        };
-        let cgroups = bounds.cgroups;
-        match send(launcher, &plan) {
-            Ok(supervisor) => Ok(StartingBody { supervisor: Some(supervisor), cgroups }),
-            Err(error) => {
-                groups::remove_cgroups(&cgroups);
-                Err(error)
-            }
-        }
+        let bounds = self.apply_limits(spec, &spec.limits);
+        let plan = self.plan(dir, spec, token, &root, &bounds, upper_mechanisms(spec));
+        send(launcher, &plan, bounds)
     }
 
-    fn plan(
+    /// Makes the cgroups of a Body, with these limits.
+    pub(crate) fn apply_limits(&self, spec: &Spec, limits: &Limits) -> groups::BodyCgroups {
+        groups::apply_limits(&self.cgroups, &spec.id, limits, self.capacity.cpus, spec.ids.has_root())
+    }
+
+    /// The plan of a Body whose guest runs on the host's kernel. `uppers` says how its upper is limited.
+    pub(crate) fn plan(
         &self,
         dir: &BodyDir,
         spec: &Spec,
         token: &str,
         root: &RootPlan<'_>,
         bounds: &groups::BodyCgroups,
+        uppers: Vec<Mechanism>,
     ) -> LaunchPlan {
         let limits = &spec.limits;
         let data = dir.path().ancestors().nth(2).unwrap_or(Path::new("/"));
@@ -303,7 +279,9 @@ impl LaunchContext {
             mechanisms: [ids::record(data, &spec.id, &spec.ids), ids::groups_record(&spec.ids)]
                 .into_iter()
                 .chain(bounds.mechanisms.iter().cloned())
-                .chain(limit_mechanisms(spec))
+                .chain(uppers)
+                .chain([wall_record(limits), output_record(limits)])
+                .chain(egress_record(spec))
                 .collect(),
         }
     }
@@ -327,7 +305,7 @@ pub fn guest_config(spec: &Spec, token: &str) -> GuestConfig {
 }
 
 /// Different for each Body, equal for each start of it. The Body can read it, and learns nothing of the token from it.
-fn machine_id(token: &str) -> String {
+pub(crate) fn machine_id(token: &str) -> String {
     secret::derive(token, Purpose::MachineId, &[])[..32].to_owned()
 }
 
@@ -341,23 +319,18 @@ fn mounts_of_spec(spec: &Spec, egress: &EgressDir) -> Vec<Mount> {
     spec.mounts.iter().cloned().chain(socket).collect()
 }
 
-fn limit_mechanisms(spec: &Spec) -> Vec<Mechanism> {
+/// How the upper of a Body of the process layer is limited.
+fn upper_mechanisms(spec: &Spec) -> Vec<Mechanism> {
     let limits = &spec.limits;
-    if spec.layer == proto::Layer::Microvm {
-        let mut held = vm::plan::limits_record(spec);
-        held.extend([wall_record(limits), output_record(limits)]);
-        held.extend(egress_record(spec));
-        return held;
-    }
-    let (disk, inodes) = match spec.life {
-        Life::Run => (
+    match spec.life {
+        Life::Run => vec![
             Mechanism::enforced("disk limit", format!("{} in memory of its own", limits.disk)),
             Mechanism::enforced(
                 "inode limit",
                 format!("{} files and directories in memory of its own", limits.inodes),
             ),
-        ),
-        Life::Kept => (
+        ],
+        Life::Kept => vec![
             Mechanism::degraded(
                 "disk limit",
                 format!(
@@ -372,12 +345,8 @@ fn limit_mechanisms(spec: &Spec) -> Vec<Mechanism> {
                     limits.inodes
                 ),
             ),
-        ),
-    };
-    [Some(disk), Some(inodes), Some(wall_record(limits)), Some(output_record(limits)), egress_record(spec)]
-        .into_iter()
-        .flatten()
-        .collect()
+        ],
+    }
 }
 
 fn egress_record(spec: &Spec) -> Option<Mechanism> {
@@ -404,12 +373,6 @@ fn wall_record(limits: &Limits) -> Mechanism {
 
 fn output_record(limits: &Limits) -> Mechanism {
     Mechanism::enforced("output limit", format!("{} of each exec are recorded", limits.output))
-}
-
-/// The certificates that programs behind an egress proxy trust, as a file of the root.
-fn certificates_seed(egress: &Path) -> Option<SeedEntry> {
-    let contents = sys::fd::read_small(&egress.join(SHARED).join(CERTIFICATES), CERTIFICATES_LEN_MAX).ok()?;
-    Some(SeedEntry::File { path: format!("root{EGRESS_DIR}/{CERTIFICATES}"), contents })
 }
 
 /// Makes `disk/upper` and `disk/work` for every area, owned by the Body's root.
@@ -445,17 +408,34 @@ fn wait_for(supervisor: Pid) {
     ) {}
 }
 
-fn send(mut launcher: Launcher, plan: &LaunchPlan) -> Result<SupervisorHandle, ProcessError> {
-    let Some(mut supervisor) = launcher.supervisor.take() else {
-        return Err(ProcessError::Launcher(io::ErrorKind::NotFound.into()));
+/// Sends a launcher its plan. Where that fails, the cgroups that were made for the Body are removed.
+pub(crate) fn send(
+    mut launcher: Launcher,
+    plan: &LaunchPlan,
+    bounds: groups::BodyCgroups,
+) -> Result<StartingBody, ProcessError> {
+    let cgroups = bounds.cgroups;
+    let sent = match launcher.supervisor.take() {
+        Some(supervisor) => send_line(supervisor, plan),
+        None => Err(io::ErrorKind::NotFound.into()),
     };
-    let mut line = serde_json::to_vec(plan).map_err(|error| ProcessError::Launcher(error.into()))?;
+    match sent {
+        Ok(supervisor) => Ok(StartingBody { supervisor: Some(supervisor), cgroups }),
+        Err(error) => {
+            groups::remove_cgroups(&cgroups);
+            Err(ProcessError::Launcher(error))
+        }
+    }
+}
+
+fn send_line(mut supervisor: SupervisorHandle, plan: &LaunchPlan) -> io::Result<SupervisorHandle> {
+    let mut line = serde_json::to_vec(plan)?;
     line.push(b'\n');
     match supervisor.stdin.as_mut().map_or(Ok(()), |stdin| stdin.write_all(&line)) {
         Ok(()) => Ok(supervisor),
         Err(error) => {
             supervisor.reap();
-            Err(ProcessError::Launcher(error))
+            Err(error)
         }
     }
 }

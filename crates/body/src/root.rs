@@ -25,8 +25,6 @@ pub struct RootfsStack {
     pub workspaces: Vec<WorkspaceLayers>,
     /// A home that is an area of its own, nearest first; none where it is a directory like others.
     pub home: Option<Vec<LowerLayer>>,
-    /// What a machine is made from, on that layer.
-    pub vm: Option<crate::vm::VmParts>,
 }
 
 impl RootfsStack {

@@ -116,7 +116,7 @@ pub fn read(dir: &Path) -> Result<SnapshotManifest, SnapshotError> {
 /// A snapshot as a lower.
 pub fn below(dir: PathBuf, manifest: &SnapshotManifest) -> SnapshotLower {
     let machine = manifest.machine.is_some();
-    SnapshotLower { id: manifest.id.clone(), dir, ids: manifest.ids.clone(), machine, layer: manifest.layer }
+    SnapshotLower { id: manifest.id.clone(), dir, ids: manifest.ids.clone(), machine }
 }
 
 /// Copies the upper of a Body that does not change meanwhile: the caller stopped or froze it.
@@ -125,17 +125,41 @@ pub fn take(
     body_dir: &Path,
     spec: &Spec,
     to: &Path,
-    mut manifest: SnapshotManifest,
+    manifest: SnapshotManifest,
 ) -> Result<SnapshotManifest, SnapshotError> {
     if spec.life == Life::Run {
         return Err(SnapshotError::InMemory(spec.id.clone()));
     }
     let step = |what| move |error| SnapshotError::Io(what, error);
     fs::DirBuilder::new().mode(0o700).create(to).map_err(step("make the snapshot's directory"))?;
-    match spec.layer {
-        Layer::Microvm => upper_copy::read_all(programs, body_dir, spec, to)?,
-        _ => copy_tree(programs, &spec.ids, &body_dir.join("disk/upper"), to)?,
-    }
+    copy_tree(programs, &spec.ids, &body_dir.join("disk/upper"), to)?;
+    close(programs, spec, to, manifest)
+}
+
+/// Takes what is on the disk of a microVM that does not run, as files to be below others.
+pub fn take_from_disk(
+    programs: &Programs,
+    body_dir: &Path,
+    spec: &Spec,
+    to: &Path,
+    manifest: SnapshotManifest,
+) -> Result<SnapshotManifest, SnapshotError> {
+    fs::DirBuilder::new()
+        .mode(0o700)
+        .create(to)
+        .map_err(|error| SnapshotError::Io("make the snapshot's directory", error))?;
+    upper_copy::read_all(programs, body_dir, spec, to)?;
+    close(programs, spec, to, manifest)
+}
+
+/// Removes what is no part of a snapshot, and writes its manifest.
+fn close(
+    programs: &Programs,
+    spec: &Spec,
+    to: &Path,
+    mut manifest: SnapshotManifest,
+) -> Result<SnapshotManifest, SnapshotError> {
+    let step = |what| move |error| SnapshotError::Io(what, error);
     if manifest.dependency.is_some() {
         // What the steps did to a `.git` is no dependency.
         for workspace in &manifest.workspaces {

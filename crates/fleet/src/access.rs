@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use body::{BodyDir, ProcessState, guest::PortStream};
-use proto::{BodyId, Failure, Layer, launch::RunRecord, vm::VmMetrics};
+use proto::{BodyId, Failure, launch::RunRecord, vm::VmMetrics};
 use tokio::net::UnixStream;
 
 use crate::{Fleet, Status, failures};
@@ -76,12 +76,11 @@ impl GuestAccess<'_> {
         })
     }
 
-    /// What the machine of a Body uses, as its hypervisor knows it; none where it is no machine that runs, or is busy.
+    /// What a Body uses, as its engine knows it; none where it does not run, or its engine is busy or does not tell.
     pub fn metrics(&self, id: &BodyId) -> Option<VmMetrics> {
         let dir = BodyDir::at(self.fleet.body_path(id));
-        let is_machine = dir.spec().is_ok_and(|spec| spec.layer == Layer::Microvm);
-        let runs = matches!(dir.condition(), Ok(ProcessState::Running(_)));
-        (is_machine && runs).then(|| body::vm::measure::measure(dir.path()).ok()).flatten()
+        let spec = dir.spec().ok().filter(|_| matches!(dir.condition(), Ok(ProcessState::Running(_))))?;
+        self.fleet.driver(&spec).ok()?.metrics(&dir)
     }
 
     /// What a Body's files take on disk beyond what it started from. Walks them all.

@@ -1,53 +1,70 @@
-//! Making a Body: checked first, written down, then made.
+//! Creating a Body, in five steps: resolve the template, draft and check the spec, prepare what its start needs, take a
+//! pooled Body or claim a place for a new one, publish it.
+//!
+//! Invariant: a request that can be refused is refused before a directory, an id or an event of the Body exists.
 
-use std::path::{Component, Path};
+use std::{
+    fs::File,
+    path::{Component, Path},
+    sync::Arc,
+};
 
 use body::{
     BodyDir,
-    dir::BodyLock,
+    driver::{self, Capability, Driver, Origin, Recipe, SnapshotSource, StartMode},
     ids,
-    process::{Launcher, StartedBody, StartingBody},
+    process::{StartedBody, SupervisorHandle, guest_config},
     root::RootfsStack,
-    vm::record::VmRecord,
 };
 use proto::{
     BodyId, Draft, Enforcement, Failure, Kind, Layer, Limits, Spec,
     event_data::{BodyCreated, BodyFailed, BodyStarted, LeaseTerms},
     launch::RunRecord,
-    limits::HostCapacity,
     spec::{Ids, Life, Mount, Network, PublicSpec},
 };
 
 use crate::{
-    BodyView, Create, Fleet, Lease, OwnedBody, Status, failures, lease, mounts,
-    parked::{BodyShape, PooledBody},
+    BodyView, Create, Fleet, Lease, OwnedBody, Status,
+    drivers::DEFAULT_LAYER,
+    failures, lease, mounts,
+    place::BodyPlace,
+    pool::{PoolKey, PoolOrder},
     templates::{ResolvedTemplate, start::ReadyWait},
-    vm::{self, vm_pool::SpareVm},
 };
 
-/// Which start of a Body that is.
+/// Whether a Body is started for the first time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum StartOccasion {
     First,
     Again,
 }
 
-/// A machine that runs and nobody knows of. Dropped, it ends, and that is waited for: its ids and its directory go next.
-struct UnpublishedVm(Option<StartedBody>);
+/// A Body that was asked for and checked, and of which nothing exists yet.
+struct BodyDraft {
+    driver: Arc<dyn Driver>,
+    /// Its spec, without an id and host ids.
+    spec: Spec,
+    rootfs: RootfsStack,
+    origin: Origin,
+    root: ids::MapRoot,
+    lease: Option<Lease>,
+    /// Keeps `gc` from removing the layers below it.
+    _layers: Option<File>,
+}
 
-impl Drop for UnpublishedVm {
-    fn drop(&mut self) {
-        if let Some(made) = &mut self.0 {
-            made.supervisor.reap();
-        }
-    }
+/// Where the guest of a new Body comes from.
+enum GuestSource<'a> {
+    /// It is started.
+    Start(&'a dyn Recipe),
+    /// It ran in the pool.
+    Pool(Box<StartedBody>),
 }
 
 const ENV_BYTES_MAX: usize = 128 << 10;
 const PATH_LEN_MAX: usize = 4095;
 
 impl Fleet {
-    /// Makes a Body and starts its guest.
+    /// Creates a Body and starts its guest.
     pub async fn create(&self, request: Create) -> Result<BodyView, Failure> {
         let view = self.create_now(request, None)?;
         match self.await_template_start(view.clone()).await {
@@ -59,7 +76,7 @@ impl Fleet {
         }
     }
 
-    /// A Body that just came up, once what its template runs is ready.
+    /// Waits until what a new Body's template runs is ready.
     pub(crate) async fn await_template_start(&self, view: BodyView) -> Result<BodyView, Failure> {
         if let Some(start) = view.spec.base.as_ref().and_then(|base| base.start.as_ref()) {
             self.templates().start_template(view.id(), start, ReadyWait::NoNaps).await?;
@@ -70,266 +87,153 @@ impl Fleet {
         Ok(view)
     }
 
-    /// The same for a fork: `parent` is written down.
+    /// Creates a Body, with the Body that it was forked from if there is one.
     pub(crate) fn create_now(&self, request: Create, parent: Option<BodyId>) -> Result<BodyView, Failure> {
-        let origin = self.templates().resolve(&request.template)?;
-        let layer = choose_layer(request.layer.or(origin.machine.as_ref().map(|_| Layer::Microvm)))?;
-        self.create_on(layer, request, origin, parent)
+        let template = self.templates().resolve(&request.template)?;
+        let taken_on = template.snapshot.as_ref().map(|source| source.manifest.layer);
+        let layer = request.layer.or(taken_on).unwrap_or(DEFAULT_LAYER);
+        self.create_on(layer, request, template, parent)
     }
 
-    /// The same for what was found already.
+    /// Creates a Body of a template that was resolved already.
     pub(crate) fn create_on(
         &self,
         layer: Layer,
-        mut request: Create,
-        origin: ResolvedTemplate,
+        request: Create,
+        template: ResolvedTemplate,
         parent: Option<BodyId>,
     ) -> Result<BodyView, Failure> {
-        let ResolvedTemplate { mut rootfs, base, settings, workspaces, home, at_start, ports, machine } =
-            origin;
-        let workspaces =
-            if request.workspaces.is_empty() { workspaces } else { std::mem::take(&mut request.workspaces) };
+        let mut draft = self.draft_body(layer, request, template, parent)?;
+        let rootfs = std::mem::take(&mut draft.rootfs);
+        let recipe = draft.driver.prepare(&draft.spec, rootfs, &draft.origin)?;
+        let key = self.pool_key(&draft, &*recipe);
+        let view = match key.as_ref().and_then(|key| self.take_pooled(key, &draft)) {
+            Some((place, started)) => self.publish(&place, &draft, GuestSource::Pool(Box::new(started)))?,
+            None => {
+                let place = self.claim_place(&draft)?;
+                self.publish(&place, &draft, GuestSource::Start(&*recipe))?
+            }
+        };
+        if let (Some(pool), Some(key)) = (&self.pool, key) {
+            pool.order(PoolOrder { key, driver: draft.driver.clone(), recipe, after: view.id().clone() });
+        }
+        self.workspaces().anchor_objects(view)
+    }
+
+    /// Joins a request with its template, and refuses what its layer, its host or its limits rule out.
+    fn draft_body(
+        &self,
+        layer: Layer,
+        mut request: Create,
+        template: ResolvedTemplate,
+        parent: Option<BodyId>,
+    ) -> Result<BodyDraft, Failure> {
+        let driver = self.drivers.get(layer)?.clone();
+        let mut rootfs = template.rootfs;
+        let workspaces = or_default(std::mem::take(&mut request.workspaces), template.workspaces);
         rootfs.workspaces = self.workspaces().workspaces_below(&workspaces)?;
-        let home = request.home.take().or(home);
+        let home = request.home.take().or(template.home);
         rootfs.home = self.homes().home_below(home.as_ref())?;
-        let at_start =
-            if request.at_start.is_empty() { at_start } else { std::mem::take(&mut request.at_start) };
-        let ports = if request.ports.is_empty() { ports } else { std::mem::take(&mut request.ports) };
+        let settings = template.settings;
         request.limits.memory = request.limits.memory.or(settings.memory);
         request.limits.cpu_milli = request.limits.cpu_milli.or(settings.cpu_milli);
-        request.workdir = request.workdir.or(settings.workdir);
-        request.user = request.user.or(settings.user);
-        request.env = settings.env.into_iter().chain(std::mem::take(&mut request.env)).collect();
-        // From here on nobody clears its layers away.
-        let _standing = (base.is_some() || !workspaces.is_empty() || home.is_some())
+        let layers = (template.base.is_some() || !workspaces.is_empty() || home.is_some())
             .then(|| self.garbage().building())
             .transpose()?;
-        check_layer(layer, &rootfs, machine.as_ref())?;
-        if layer != Layer::Microvm && request.engine.is_some() {
-            return Err(Failure::new(Kind::Usage, format!("a Body on layer {layer} has no hypervisor"))
-                .hint("leave --engine out, or choose `--layer microvm`"));
-        }
-        if layer != Layer::Microvm && request.share.is_some() {
-            return Err(vm::no_sharing_on_layer(layer));
-        }
-        if layer == Layer::Microvm {
-            if let Some((_, machine)) = &machine {
-                vm::inherit(&mut request, machine)?;
-            }
-            request.limits = self.machine_limits(&request);
-            vm::check(&request)?;
-        }
-        let limits = self.limits_on(layer, &request)?;
-        check_env(&request.env)?;
+        let origin = origin(template.snapshot, request.start_mode());
+        let limits = driver.limits(&request.limits, request.life, &origin)?;
+        let env = settings.env.into_iter().chain(request.env).collect();
+        check_env(&env)?;
         let mounts = request.mounts.iter().map(check_mount).collect::<Result<Vec<_>, _>>()?;
-        request.workdir.as_deref().map_or(Ok(()), |path| check_inside(Path::new(path)))?;
-        let user = request.user.clone().unwrap_or_else(|| "user".into());
-        // An ordinary user cannot show what was written under many ids to a Body that has one.
-        let many = rootfs.ids().any(Ids::has_root);
-        let shares = request.share.is_some();
-        let root = if user == "root" || request.life == Life::Kept || base.is_some() || many || shares {
-            ids::MapRoot::Yes
-        } else {
-            ids::MapRoot::No
-        };
+        let workdir = request.workdir.or(settings.workdir);
+        workdir.as_deref().map_or(Ok(()), |path| check_inside(Path::new(path)))?;
         let spec = Spec {
             v: proto::spec::VERSION,
             id: BodyId::from_random([0; 12]),
             created_at: store::clock::now(),
             layer,
-            engine: self.engine_of(layer, request.engine, machine.as_ref().map(|(_, machine)| machine))?,
+            engine: driver.engine(request.engine, &origin)?,
             template: request.template,
             snapshots: rootfs.snapshots.iter().map(|below| below.id.clone()).collect(),
-            base,
+            base: template.base,
             parent,
             limits,
-            env: request.env,
+            env,
             mounts,
             share: request.share,
             workspaces,
             home,
-            at_start,
-            ports,
-            workdir: request.workdir,
-            user,
+            at_start: or_default(request.at_start, template.at_start),
+            ports: or_default(request.ports, template.ports),
+            workdir,
+            user: request.user.or(settings.user).unwrap_or_else(|| "user".into()),
             network: Network::Closed,
             egress: request.egress,
             role: request.role,
             life: request.life,
             ids: Ids { users: Vec::new(), groups: Vec::new() },
         };
-        let terms = request.lease.as_ref();
-        if layer == Layer::Microvm {
-            // Its images hold one commit: a microVM of a boot snapshot would hardly be needed a second time.
-            let is_of_repository =
-                !spec.workspaces.is_empty() || spec.home.is_some() || !spec.snapshots.is_empty();
-            let parts = match &machine {
-                Some((dir, machine)) => self.thawed_parts(&spec, &rootfs, dir, machine, request.cold)?,
-                None if request.cold || spec.share.is_some() || is_of_repository => {
-                    self.parts(&spec, &rootfs)?
-                }
-                None => {
-                    return self
-                        .workspaces()
-                        .anchor_objects(self.make_warm_or_spare(spec, root, terms, rootfs)?);
-                }
-            };
-            rootfs.vm = Some(parts);
-        }
-        let Some(yard) = &self.yard else {
-            return self.workspaces().anchor_objects(self.make(spec, root, terms, &rootfs)?);
-        };
-        let shape = BodyShape::of(&spec);
-        let made = match yard.take(&shape, root) {
-            Some(parked) => self.claim_pooled(parked, spec, terms),
-            None => self.make(spec, root, terms, &rootfs),
-        };
-        yard.refill(shape, root);
-        self.workspaces().anchor_objects(made?)
+        driver::check(&*driver, &spec, &origin)?;
+        let root = map_root(&spec, &rootfs);
+        Ok(BodyDraft { driver, spec, rootfs, origin, root, lease: request.lease, _layers: layers })
     }
 
-    /// Makes a Body from its spec, which still lacks an id and ids.
-    fn make(
-        &self,
-        spec: Spec,
-        root: ids::MapRoot,
-        terms: Option<&Lease>,
-        rootfs: &RootfsStack,
-    ) -> Result<BodyView, Failure> {
-        let launcher = self.launcher()?;
-        // Before its ids: a claim whose Body has no directory is anybody's.
-        let (id, dir, _lock) = self.new_dir()?;
-        let claimed = ids::claim(&self.data, &id, root).map_err(failures::ids);
-        let claimed = claimed.and_then(|claimed| match &spec.base {
-            // What shares a directory acts under every id that the machine has.
-            _ if spec.share.is_some() && !claimed.has_root() => Err(root_unavailable()),
-            // A machine has a root of its own whoever runs its hypervisor.
-            _ if spec.layer == Layer::Microvm => Ok(claimed),
-            Some(_) if !ids::is_whole(&claimed) => Err(failures::ids(ids::IdsError::TooFew)),
-            _ if spec.user == "root" && !claimed.has_root() => Err(root_unavailable()),
-            _ => Ok(claimed),
-        });
-        let claimed = claimed.inspect_err(|_| drop(std::fs::remove_dir_all(dir.path())))?;
-        let spec = Spec { id, ids: claimed, ..spec };
-        let making = |draft| {
-            let begun = self.begin(launcher, &dir, &spec, rootfs)?;
-            self.prestart_launcher();
-            self.start_guest(begun, &dir, &spec, Some(draft))
-        };
-        self.publish(&dir, &spec, terms, making)
+    /// What a pooled Body must have in common with this one; none where it cannot come from the pool.
+    fn pool_key(&self, draft: &BodyDraft, recipe: &dyn Recipe) -> Option<PoolKey> {
+        let fresh = matches!(draft.origin, Origin::Template(StartMode::Restore));
+        self.pool.as_ref().filter(|_| fresh)?;
+        let shape = draft.driver.pool_shape(&draft.spec)?;
+        Some(PoolKey { shape, root: draft.root, recipe: recipe.key() })
     }
 
-    /// Makes a machine of a template: of one that waits for this, or thawed where its template's was frozen.
-    fn make_warm_or_spare(
-        &self,
-        spec: Spec,
-        root: ids::MapRoot,
-        terms: Option<&Lease>,
-        mut rootfs: RootfsStack,
-    ) -> Result<BodyView, Failure> {
-        let parts = self.parts(&spec, &rootfs)?;
-        let like = self.pool_key(&spec, root, &parts);
-        if let Some((like, spare)) =
-            like.as_ref().and_then(|like| Some((like, self.take_spare(like, &spec)?)))
-        {
-            let rootfs = spare.rootfs();
-            let view = self.claim_vm(spare, spec, terms)?;
-            self.request_spare(like.clone(), &view, rootfs);
-            return Ok(view);
-        }
-        rootfs.vm = Some(self.use_boot_snapshot(&spec, &rootfs, parts)?);
-        let view = self.make(spec, root, terms, &rootfs)?;
-        if let Some(like) = like {
-            self.request_spare(like, &view, rootfs);
-        }
-        Ok(view)
-    }
-
-    /// Makes known a machine that waited, and has proved whose it is.
-    fn claim_vm(&self, spare: SpareVm, spec: Spec, terms: Option<&Lease>) -> Result<BodyView, Failure> {
-        let (id, ids) = spare.who();
-        let SpareVm { dir, made, lock: _lock, .. } = spare;
-        let spec = &Spec { id, ids, ..spec };
-        let (place, mut unknown) = (&dir, UnpublishedVm(Some(made)));
-        let making = move |draft| {
-            self.append(draft)?;
-            let made =
-                unknown.0.take().ok_or_else(|| Failure::new(Kind::Internal, "a spare was given twice"))?;
-            self.register_running(made, place, spec, StartOccasion::First)
-        };
-        self.publish(&dir, spec, terms, making)
-    }
-
-    /// Makes known a Body that was made before it was asked for.
-    fn claim_pooled(
-        &self,
-        parked: PooledBody,
-        spec: Spec,
-        terms: Option<&Lease>,
-    ) -> Result<BodyView, Failure> {
-        let PooledBody { id, dir, ids, begun, lock: _lock, .. } = parked;
-        let spec = Spec { id, ids, ..spec };
-        let making = |draft| self.start_guest(begun, &dir, &spec, Some(draft));
-        self.publish(&dir, &spec, terms, making)
-    }
-
-    /// A directory that is locked from its beginning. In between `gc` may take it for a leftover; then another is made.
-    fn new_dir(&self) -> Result<(BodyId, BodyDir, BodyLock), Failure> {
-        let cannot = |what: &str, error: std::io::Error| {
-            Failure::new(Kind::Host, what.to_owned()).because(error).hint("make room: pal gc")
-        };
-        loop {
-            let id = sys::random::bytes()
-                .map(BodyId::from_random)
-                .map_err(|error| cannot("cannot draw an id", error))?;
-            let dir = BodyDir::create(self.body_path(&id))
-                .map_err(|error| cannot("cannot make the Body's directory", error))?;
-            match dir.try_lock() {
-                Ok(Some(lock)) => return Ok((id, dir, lock)),
-                Ok(None) => {}
-                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-                Err(error) => {
-                    let _ = std::fs::remove_dir_all(dir.path());
-                    return Err(cannot("cannot lock the Body", error));
-                }
+    /// Takes a pooled Body and tells it whose it is. One that cannot prove that ends.
+    fn take_pooled(&self, key: &PoolKey, draft: &BodyDraft) -> Option<(BodyPlace, StartedBody)> {
+        let pool = self.pool.as_ref()?;
+        let mut pooled = pool.take(key)?;
+        let spec = placed(&draft.spec, &pooled.place);
+        match draft.driver.assign(&pooled.place.dir, &guest_config(&spec, &self.token(&spec.id))) {
+            Ok(report) => {
+                pooled.started.ready.revival = report.or(pooled.started.ready.revival);
+                Some((pooled.place, pooled.started))
+            }
+            Err(_) => {
+                pool.discard(pooled);
+                None
             }
         }
     }
 
-    /// Writes a new Body down, on the way to being one; what cannot be one is taken away.
+    /// Claims an id, a directory and host ids, and checks that the ids are enough for what is asked.
+    fn claim_place(&self, draft: &BodyDraft) -> Result<BodyPlace, Failure> {
+        let place = BodyPlace::claim(&self.drivers.context, draft.root)?;
+        match check_ids(draft, &place.ids) {
+            Ok(()) => Ok(place),
+            Err(failure) => {
+                place.clear(&self.drivers.context);
+                Err(failure)
+            }
+        }
+    }
+
+    /// Makes a place a Body: its records are written, its guest runs. What cannot be one is removed.
     fn publish(
         &self,
-        dir: &BodyDir,
-        spec: &Spec,
-        terms: Option<&Lease>,
-        making: impl FnOnce(Draft) -> Result<(Enforcement, i32), Failure>,
+        place: &BodyPlace,
+        draft: &BodyDraft,
+        guest: GuestSource<'_>,
     ) -> Result<BodyView, Failure> {
-        let leased = self.steps.hold(dir, spec).and_then(|()| {
-            terms.map_or(Ok(()), |terms| {
-                lease::write(dir, terms).map_err(|error| {
-                    Failure::new(Kind::Host, "cannot write the Body's lease")
-                        .because(error)
-                        .hint("make room: pal gc")
-                })
-            })
-        });
-        let drafted =
-            leased.and_then(|()| dir.draft_spec(spec).map_err(|error| failures::dir(&spec.id, error)));
-        let made = drafted.and_then(|()| {
-            let data = BodyCreated { spec: PublicSpec::new(spec), lease: terms.map(LeaseTerms::from) };
-            making(Draft::about(&spec.id, data))
-        });
-        match made {
+        let spec = placed(&draft.spec, place);
+        match self.record_and_start(&place.dir, &spec, draft, guest) {
             Ok((enforcement, pid)) => Ok(BodyView {
-                spec: spec.clone(),
+                spec,
                 status: Status::Running,
                 end: None,
                 pid: Some(pid),
                 enforcement,
-                receipt: dir.revival(),
+                receipt: place.dir.revival(),
             }),
             Err(failure) => {
-                let _ = body::snapshot::remove(&self.launch_context.programs, &spec.ids, dir.path());
+                let _ = body::snapshot::remove(&self.launch_context.programs, &spec.ids, place.dir.path());
                 let _ = self.egress().close(&spec.id);
                 self.steps.release(&spec.id);
                 let data = BodyFailed { why: failure.to_string(), causes: failure.causes() };
@@ -340,75 +244,88 @@ impl Fleet {
         }
     }
 
-    /// Hands the launcher its plan.
-    pub(crate) fn begin(
+    fn record_and_start(
         &self,
-        launcher: Launcher,
         dir: &BodyDir,
         spec: &Spec,
-        rootfs: &RootfsStack,
-    ) -> Result<StartingBody, Failure> {
-        self.egress().prepare(spec)?;
-        let begun = self.launch_context.begin(launcher, dir, spec, &self.token(&spec.id), rootfs);
-        begun.map_err(|error| failures::process("cannot start the Body", error))
-    }
-
-    /// Waits for the guest of a Body whose lock the caller holds. `before` is written while the launcher works; if it
-    /// cannot be, the Body is ended before it could do anything.
-    pub(crate) fn start_guest(
-        &self,
-        begun: StartingBody,
-        dir: &BodyDir,
-        spec: &Spec,
-        before: Option<Draft>,
+        draft: &BodyDraft,
+        guest: GuestSource<'_>,
     ) -> Result<(Enforcement, i32), Failure> {
-        let start = if before.is_some() { StartOccasion::First } else { StartOccasion::Again };
-        let written = before.map_or(Ok(()), |before| self.append(before).map(drop));
-        let made = begun.finish().map_err(|error| failures::process("cannot start the Body", error))?;
-        match written {
-            Ok(()) => self.register_running(made, dir, spec, start),
+        self.steps.hold(dir, spec)?;
+        if let Some(terms) = &draft.lease {
+            lease::write(dir, terms).map_err(|error| {
+                Failure::new(Kind::Host, "cannot write the Body's lease")
+                    .because(error)
+                    .hint("make room: pal gc")
+            })?;
+        }
+        dir.draft_spec(spec).map_err(|error| failures::dir(&spec.id, error))?;
+        let terms = draft.lease.as_ref().map(LeaseTerms::from);
+        let created = Draft::about(&spec.id, BodyCreated { spec: PublicSpec::new(spec), lease: terms });
+        let (recorded, started) = match guest {
+            GuestSource::Pool(started) => (self.append(created), *started),
+            GuestSource::Start(recipe) => {
+                self.egress().prepare(spec)?;
+                let starting = recipe.begin(self.launcher()?, dir, spec, &self.token(&spec.id))?;
+                self.prestart_launcher();
+                // The event is appended while the launcher works.
+                let recorded = self.append(created);
+                (recorded, starting.finish().map_err(cannot_start)?)
+            }
+        };
+        match recorded {
+            Ok(_) => self.register_running(started, dir, spec, StartOccasion::First),
             Err(failure) => {
-                self.kill_now(dir, made.supervisor);
+                self.kill_now(dir, started.supervisor);
                 Err(failure)
             }
         }
     }
 
-    /// One that cannot be written down.
-    fn kill_now(&self, dir: &BodyDir, mut supervisor: body::process::SupervisorHandle) {
+    /// Starts the guest of a Body that was started before. The caller holds the Body's lock.
+    pub(crate) fn start_again(&self, dir: &BodyDir, spec: &Spec, recipe: &dyn Recipe) -> Result<(), Failure> {
+        self.egress().prepare(spec)?;
+        let starting = recipe.begin(self.launcher()?, dir, spec, &self.token(&spec.id))?;
+        let started = starting.finish().map_err(cannot_start)?;
+        self.register_running(started, dir, spec, StartOccasion::Again).map(drop)
+    }
+
+    /// Ends a Body that cannot be recorded.
+    fn kill_now(&self, dir: &BodyDir, mut supervisor: SupervisorHandle) {
         if let Ok(Some(running)) = dir.running() {
             let _ = body::process::kill(dir, &running);
         }
         supervisor.reap();
     }
 
-    /// Writes down that a guest runs; from then on a new Body is one.
+    /// Records that a guest runs; from then on a new Body is one.
     fn register_running(
         &self,
-        made: StartedBody,
+        started: StartedBody,
         dir: &BodyDir,
         spec: &Spec,
         start: StartOccasion,
     ) -> Result<(Enforcement, i32), Failure> {
-        let StartedBody { enforcement, ready, mut supervisor, cgroups } = made;
+        let StartedBody { enforcement, ready, mut supervisor, cgroups } = started;
         let data =
             BodyStarted { pid: ready.pid, enforcement: enforcement.clone(), receipt: ready.revival.clone() };
-        let kept = ready.revival.as_ref().map_or(Ok(()), |revival| {
-            self.record_boot(spec, revival);
-            dir.write_receipt(revival).map_err(|error| {
-                Failure::new(Kind::Host, "cannot keep the receipt of the machine")
-                    .because(error)
-                    .hint("make room: pal gc")
-            })
-        });
-        let started = Draft::about(&spec.id, data);
-        let written = kept.and_then(|()| self.append(started).map(drop));
-        // A new Body is one from here on.
-        let published = || match start {
+        let kept = match &ready.revival {
+            None => Ok(()),
+            Some(report) => {
+                self.drivers.get(spec.layer)?.note_started(spec, report);
+                dir.write_receipt(report).map_err(|error| {
+                    Failure::new(Kind::Host, "cannot keep the receipt of the Body")
+                        .because(error)
+                        .hint("make room: pal gc")
+                })
+            }
+        };
+        let written = kept.and_then(|()| self.append(Draft::about(&spec.id, data)).map(drop));
+        let publish = || match start {
             StartOccasion::First => dir.publish().map_err(|error| failures::dir(&spec.id, error)),
             StartOccasion::Again => Ok(()),
         };
-        if let Err(failure) = written.and_then(|()| published()) {
+        if let Err(failure) = written.and_then(|()| publish()) {
             self.kill_now(dir, supervisor);
             return Err(failure);
         }
@@ -423,90 +340,75 @@ impl Fleet {
             supervisor_ticks: Some(ready.supervisor_ticks),
             cgroups,
         };
-        let held = OwnedBody { supervisor, running, spec: spec.clone(), told: false };
-        self.owned_bodies().insert(spec.id.clone(), held);
+        let owned = OwnedBody { supervisor, running, spec: spec.clone(), told: false };
+        self.owned_bodies().insert(spec.id.clone(), owned);
         Ok((enforcement, ready.pid))
     }
 
     /// The limits that a Body of this request has, or why it cannot have them here.
     pub fn limits(&self, request: &Create) -> Result<Limits, Failure> {
-        match request.layer.unwrap_or(Layer::Process) {
-            Layer::Microvm => {
-                let limits = self.machine_limits(request);
-                self.limits_on(Layer::Microvm, &Create { limits, ..request.clone() })
-            }
-            layer => self.limits_on(layer, request),
-        }
+        let driver = self.drivers.get(request.layer.unwrap_or(DEFAULT_LAYER))?;
+        driver.limits(&request.limits, request.life, &Origin::Template(request.start_mode()))
     }
 
-    fn limits_on(&self, layer: Layer, request: &Create) -> Result<Limits, Failure> {
-        let host = self.launch_context.capacity;
-        let mut limits = Limits::default_on(host);
-        let asked = &request.limits;
-        limits.memory = asked.memory.unwrap_or(limits.memory);
-        limits.cpu_milli = asked.cpu_milli.unwrap_or(limits.cpu_milli);
-        limits.pids = asked.pids.unwrap_or(limits.pids);
-        limits.files = asked.files.unwrap_or(limits.files);
-        limits.output = asked.output.unwrap_or(limits.output);
-        limits.wall_ms = asked.wall.map(|wall| wall.as_millis() as u64);
-        limits.disk = match (asked.disk, request.life) {
-            (Some(disk), _) => disk,
-            // Files in memory count as memory, so they get at most half of it.
-            (None, Life::Run) => proto::Size((limits.memory.0 / 2).max(proto::limits::DISK_MIN.0)),
-            (None, Life::Kept) => proto::Size((host.disk.0 / 4).max(proto::limits::DISK_MIN.0)),
-        };
-        limits.inodes = asked.inodes.unwrap_or_else(|| Limits::inodes_of(limits.disk));
-        // What is in memory needs no room on the disk.
-        let host = if request.life == Life::Run && layer != Layer::Microvm {
-            HostCapacity { disk: host.memory, ..host }
-        } else {
-            host
-        };
-        limits.check(host).map_err(|error| {
-            Failure::new(Kind::Usage, error.to_string()).hint("see this host's capacity: pal doctor")
-        })?;
-        Ok(limits)
+    /// Whether a layer is set up on this host, or how to do that.
+    pub fn readiness(&self, layer: Layer) -> Result<(), Failure> {
+        self.drivers.get(layer)?.readiness()
     }
+}
+
+/// What the caller asked for, or what the template has.
+fn or_default<T>(asked: Vec<T>, template: Vec<T>) -> Vec<T> {
+    if asked.is_empty() { template } else { asked }
+}
+
+fn origin(snapshot: Option<SnapshotSource>, mode: StartMode) -> Origin {
+    match snapshot {
+        Some(source) => Origin::Snapshot(Box::new(source), mode),
+        None => Origin::Template(mode),
+    }
+}
+
+/// A draft's spec with the id and the host ids of a place.
+fn placed(spec: &Spec, place: &BodyPlace) -> Spec {
+    Spec { id: place.id.clone(), ids: place.ids.clone(), ..spec.clone() }
+}
+
+/// Whether a Body needs a root inside.
+fn map_root(spec: &Spec, rootfs: &RootfsStack) -> ids::MapRoot {
+    // An ordinary user cannot show files written under many ids to a Body that has one.
+    let many = rootfs.ids().any(Ids::has_root);
+    let kept = spec.life == Life::Kept;
+    match spec.user == "root" || kept || spec.base.is_some() || many || spec.share.is_some() {
+        true => ids::MapRoot::Yes,
+        false => ids::MapRoot::No,
+    }
+}
+
+/// Refuses host ids that are too few for a Body.
+fn check_ids(draft: &BodyDraft, claimed: &Ids) -> Result<(), Failure> {
+    let spec = &draft.spec;
+    // The program that shares a directory acts under every id that the Body has.
+    if spec.share.is_some() && !claimed.has_root() {
+        return Err(root_unavailable());
+    }
+    if draft.driver.capabilities().contains(Capability::OwnIds) {
+        return Ok(());
+    }
+    if spec.base.is_some() && !ids::is_whole(claimed) {
+        return Err(failures::ids(ids::IdsError::TooFew));
+    }
+    if spec.user == "root" && !claimed.has_root() { Err(root_unavailable()) } else { Ok(()) }
+}
+
+fn cannot_start(error: body::process::ProcessError) -> Failure {
+    failures::process("cannot start the Body", error)
 }
 
 fn root_unavailable() -> Failure {
     Failure::new(Kind::Host, "this Body cannot have a root inside: only your own id can be mapped")
         .hint("install the helpers: apt-get install uidmap")
         .hint("and give yourself ids: usermod --add-subuids 100000-165535 --add-subgids 100000-165535 USER")
-}
-
-/// A snapshot goes on only on the layer it was taken on.
-fn check_layer(
-    layer: Layer,
-    rootfs: &RootfsStack,
-    machine: Option<&(std::path::PathBuf, VmRecord)>,
-) -> Result<(), Failure> {
-    let taken_on = match (machine, rootfs.snapshots.first()) {
-        (Some(_), _) => Layer::Microvm,
-        (None, Some(snapshot)) => snapshot.layer,
-        (None, None) => return Ok(()),
-    };
-    if taken_on == layer {
-        return Ok(());
-    }
-    Err(Failure::new(
-        Kind::Usage,
-        format!("the snapshot was taken on layer {taken_on}, and cannot go on on layer {layer}"),
-    )
-    .hint(format!("choose it: --layer {taken_on}")))
-}
-
-/// Without a request the strongest layer that runs at interactive speed here: on this floor the process layer.
-fn choose_layer(asked: Option<Layer>) -> Result<Layer, Failure> {
-    match asked {
-        None | Some(Layer::Process) => Ok(Layer::Process),
-        // Never without being asked for: emulated it is slow.
-        Some(Layer::Microvm) => Ok(Layer::Microvm),
-        Some(other) => {
-            Err(Failure::new(Kind::Host, format!("this pal cannot start a Body on layer {other}"))
-                .hint("choose `--layer process` (shares the host's kernel)"))
-        }
-    }
 }
 
 pub(crate) fn check_env(env: &std::collections::BTreeMap<String, String>) -> Result<(), Failure> {

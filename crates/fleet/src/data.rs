@@ -7,21 +7,16 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use body::{capacity, process::LaunchContext, programs::Programs};
+use body::{capacity, driver::DriverContext, process::LaunchContext, programs::Programs};
 use proto::{
-    BodyId, Failure, Kind, TemplateId,
+    Failure, Kind, TemplateId,
     egress::Flush,
     event::hex,
     secret::{self, Purpose},
 };
 use store::Durability;
 
-use crate::{
-    Fleet, failures,
-    log::Log,
-    parked::{Pool, PoolContext},
-    vm::vm_pool::VmPool,
-};
+use crate::{DriverMaker, Fleet, drivers::Drivers, failures, log::Log, pool::Pool};
 
 /// The layout of the data directory; a newer one is refused.
 const VERSION: u32 = 1;
@@ -35,7 +30,7 @@ pub struct FleetConfig {
     pub durability: Durability,
 }
 
-pub fn open(config: FleetConfig, ahead: Prestart) -> Result<Fleet, Failure> {
+pub fn open(config: FleetConfig, ahead: Prestart, drivers: &[DriverMaker<'_>]) -> Result<Fleet, Failure> {
     let data = prepare(&config.data)?;
     let programs = Programs::install(&data).map_err(|error| unusable(&data, error))?;
     let cgroups = sys::cgroup::CgroupMounts::find().unwrap_or_default();
@@ -51,12 +46,10 @@ pub fn open(config: FleetConfig, ahead: Prestart) -> Result<Fleet, Failure> {
         Prestart::None => None,
     };
     let key = key(&data).map_err(|error| unusable(&data, error))?;
-    let ground = (ahead == Prestart::Always).then(|| {
-        Arc::new(PoolContext { launch_context: maker.clone(), data: data.clone(), key: key.clone() })
-    });
+    let context = Arc::new(DriverContext { launch: maker.clone(), data: data.clone(), key: key.clone() });
     let fleet = Fleet {
-        yard: ground.as_ref().map(Pool::open),
-        spares: ground.as_ref().map(VmPool::open),
+        pool: (ahead == Prestart::Always).then(|| Pool::open(context.clone())),
+        drivers: Drivers::new(context, drivers),
         log: Log::new(&data, config.durability),
         data,
         key,
@@ -87,11 +80,6 @@ pub enum Prestart {
     Always,
     /// Nothing.
     None,
-}
-
-/// What callers of a Body's guest must send: derived from the key of the data directory, and stored nowhere.
-pub fn token(key: &str, body: &BodyId) -> String {
-    secret::derive(key, Purpose::GuestToken, &[body.as_str()])
 }
 
 /// What a caller must send with files for the builds of a template: derived from the key of the data directory.
@@ -220,14 +208,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tokens_are_keyed_hashes() {
+    fn upload_tokens_are_keyed_hashes() {
         // As Python's hmac module computes them.
-        let (body, template) = ("abc".parse().unwrap(), "abc".parse().unwrap());
-        let guest = "488dfb23c644746830ec3d47bd7001c2759500764e2b1e07206776dab9d1fa06";
+        let template = "abc".parse().unwrap();
         let upload = "4c98f94a7707678a6fdfe16677671ebbc4ea9073ae8fdb680c58c88ade04de29";
-        assert_eq!(token("a key", &body), guest);
         assert_eq!(upload_token("a key", &template, "00FF"), upload);
-        assert_ne!(token("another key", &body), guest);
         assert_ne!(upload_token("another key", &template, "00FF"), upload);
     }
 }

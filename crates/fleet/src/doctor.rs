@@ -5,28 +5,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use body::vm::{LastBoot, SetupRecord};
-use proto::{
-    Failure, Layer, Mechanism, MechanismStatus,
-    vm::{Accelerator, Engine},
-};
+use body::driver::{Capabilities, DoctorFinding};
+use proto::{Failure, Layer, Mechanism, MechanismStatus};
 use serde::Serialize;
 use sys::cgroup::CgroupMounts;
 
 use crate::{Create, ExecRequest, Fleet, Force};
-
-/// One thing that was tried.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct DoctorFinding {
-    /// What.
-    pub name: String,
-    /// How far it works.
-    pub state: MechanismStatus,
-    /// What was seen.
-    pub detail: String,
-    /// The command that helps.
-    pub fix: Option<String>,
-}
 
 /// One layer on this host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -37,6 +21,8 @@ pub struct LayerCheck {
     pub usable: bool,
     /// What it lacks.
     pub lacks: Vec<String>,
+    /// What it can do; none where this `pal` does not have it.
+    pub capabilities: Option<Capabilities>,
 }
 
 /// All that was found.
@@ -57,16 +43,22 @@ impl Fleet {
         findings.push(landlock());
         findings.extend(groups());
         findings.push(subordinate_ids());
-        let machines = self.microvm_install().setup().ok();
-        let booted = self.microvm_install().last_boot();
-        findings.push(microvm(machines.as_ref(), booted.as_ref()));
-        findings.push(kvm(machines.as_ref()));
-        findings.extend(engines(machines.as_ref(), &self.settings()?));
-        findings.push(sharing());
-        findings.push(device("vsock", "/dev/vhost-vsock", "modprobe vhost_vsock"));
+        let mut layers = Vec::new();
+        for layer in Layer::ALL {
+            let (capabilities, lacks) = match self.drivers.find(layer) {
+                None => (None, Some("this pal does not have it yet".to_owned())),
+                Some(driver) => {
+                    let examined = driver.examine();
+                    findings.extend(examined.findings);
+                    let capabilities = Some(driver.capabilities());
+                    (capabilities, examined.lacks.or_else(|| usable.as_ref().err().cloned()))
+                }
+            };
+            let (usable, lacks) = (lacks.is_none(), lacks.into_iter().collect());
+            layers.push(LayerCheck { layer, usable, lacks, capabilities });
+        }
         findings.extend(TOOLS.iter().map(|(tool, purpose, package)| on_path(tool, purpose, package)));
-        let machines = unproven(machines.as_ref(), booted.as_ref());
-        Ok(DoctorReport { findings, layers: layers(usable, machines) })
+        Ok(DoctorReport { findings, layers })
     }
 }
 
@@ -202,20 +194,6 @@ fn groups() -> Vec<DoctorFinding> {
     ]
 }
 
-/// What shares directories with machines.
-fn sharing() -> DoctorFinding {
-    let found = body::vm::share::find();
-    DoctorFinding {
-        name: body::vm::share::VIRTIOFSD.into(),
-        state: if found.is_ok() { MechanismStatus::Enforced } else { MechanismStatus::Absent },
-        detail: match found {
-            Ok(path) => path.display().to_string(),
-            Err(_) => "not installed; microVMs share no directory without it".to_owned(),
-        },
-        fix: body::vm::share::find().is_err().then(|| crate::vm::SHARE_TOOL.to_owned()),
-    }
-}
-
 fn subordinate_ids() -> DoctorFinding {
     let name = "subordinate ids".to_owned();
     if sys::caps::is_host_root() {
@@ -238,95 +216,6 @@ fn subordinate_ids() -> DoctorFinding {
             state: MechanismStatus::Absent,
             detail: "newuidmap is not installed, so a Body of yours has no root inside".into(),
             fix: Some("apt-get install uidmap".into()),
-        },
-    }
-}
-
-/// What `pal setup microvm` found by having the processor run a machine; before that, what can be seen from outside. A
-/// device that opens proves nothing: some hosts let a machine be made that never runs.
-fn kvm(setup: Option<&SetupRecord>) -> DoctorFinding {
-    let name = "kvm".to_owned();
-    if let Some(verdict) = setup.and_then(|setup| setup.verdict.as_ref()) {
-        let (state, fix) = match verdict.accelerator {
-            Accelerator::Kvm => (MechanismStatus::Enforced, None),
-            Accelerator::Emulated => (
-                MechanismStatus::Absent,
-                Some("use a machine with (nested) virtualisation; microVMs are emulated without".to_owned()),
-            ),
-        };
-        return DoctorFinding { name, state, detail: verdict.why.clone(), fix };
-    }
-    let opened = fs::File::options().read(true).write(true).open(proto::vm::KVM);
-    let detail = match opened {
-        Ok(_) => "/dev/kvm opens; whether it runs a machine is tried by `pal setup microvm`".to_owned(),
-        Err(error) => format!("/dev/kvm: {error}; microVMs are emulated without"),
-    };
-    DoctorFinding { name, state: MechanismStatus::Absent, detail, fix: Some("pal setup microvm".to_owned()) }
-}
-
-/// Why microVMs cannot be used here, if they cannot: no boot was seen of what is set up.
-fn unproven(setup: Option<&SetupRecord>, booted: Option<&LastBoot>) -> Option<&'static str> {
-    match (setup, booted) {
-        (None, _) => Some("it is not set up: pal setup microvm"),
-        (Some(setup), Some(booted)) if booted.proves(setup) => None,
-        _ => Some("what is set up was not seen to boot: pal setup microvm"),
-    }
-}
-
-/// The boot that was last seen; what is installed proves nothing.
-fn microvm(setup: Option<&SetupRecord>, booted: Option<&LastBoot>) -> DoctorFinding {
-    let seen = booted.map(|boot| {
-        format!(
-            "the kernel {} booted at {} under {} ({}, {} ms)",
-            boot.release,
-            boot.at,
-            boot.engine,
-            boot.accelerator.name(),
-            boot.took_ms
-        )
-    });
-    let (state, detail) = match (setup, unproven(setup, booted)) {
-        (None, _) => (MechanismStatus::Absent, "not set up".to_owned()),
-        (Some(_), None) => (MechanismStatus::Enforced, seen.unwrap_or_default()),
-        (Some(setup), Some(_)) => {
-            let last =
-                seen.map_or_else(|| "no boot was seen".to_owned(), |seen| format!("last seen: {seen}"));
-            let detail = format!(
-                "the kernel {} is set up and was not seen to boot with the QEMU that is installed; {last}",
-                setup.kernel_source
-            );
-            (MechanismStatus::Absent, detail)
-        }
-    };
-    let fix = (state != MechanismStatus::Enforced).then(|| "pal setup microvm".to_owned());
-    DoctorFinding { name: "microvm".to_owned(), state, detail, fix }
-}
-
-/// Hypervisors besides QEMU: nobody needs them.
-fn engines(setup: Option<&SetupRecord>, settings: &crate::Settings) -> Vec<DoctorFinding> {
-    let finding = |(which, found, fix): (Engine, Result<String, String>, Option<String>)| {
-        let (state, detail) = match found {
-            Ok(version) => (MechanismStatus::Enforced, format!("machines run under it: {version}")),
-            Err(lack) => (MechanismStatus::Absent, lack),
-        };
-        DoctorFinding { name: which.name().to_owned(), state, detail, fix }
-    };
-    crate::vm::engines::report(setup, settings).into_iter().map(finding).collect()
-}
-
-fn device(name: &str, path: &str, fix: &str) -> DoctorFinding {
-    match fs::File::options().read(true).write(true).open(path) {
-        Ok(_) => DoctorFinding {
-            name: name.into(),
-            state: MechanismStatus::Enforced,
-            detail: format!("{path} opens"),
-            fix: None,
-        },
-        Err(error) => DoctorFinding {
-            name: name.into(),
-            state: MechanismStatus::Absent,
-            detail: format!("{path}: {error}"),
-            fix: Some(fix.into()),
         },
     }
 }
@@ -359,20 +248,4 @@ fn on_path(tool: &str, purpose: &str, package: &str) -> DoctorFinding {
 fn find_tool(name: &str) -> Option<PathBuf> {
     const DIRS: [&str; 6] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
     DIRS.iter().map(|dir| Path::new(dir).join(name)).find(|path| path.is_file())
-}
-
-fn layers(process: Result<(), String>, microvm_lacks: Option<&str>) -> Vec<LayerCheck> {
-    let later =
-        |layer| LayerCheck { layer, usable: false, lacks: vec!["this pal does not have it yet".to_owned()] };
-    let lacks = process.as_ref().err().cloned().into_iter().collect();
-    vec![
-        LayerCheck { layer: Layer::Process, usable: process.is_ok(), lacks },
-        later(Layer::Container),
-        later(Layer::Wasm),
-        LayerCheck {
-            layer: Layer::Microvm,
-            usable: microvm_lacks.is_none() && process.is_ok(),
-            lacks: microvm_lacks.map(str::to_owned).into_iter().collect(),
-        },
-    ]
 }

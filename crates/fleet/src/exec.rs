@@ -7,6 +7,7 @@ use std::{sync::Arc, time::Instant};
 use body::{
     GuestClient,
     dir::ObservedGuest,
+    driver::Capability,
     guest::{ExecStream, GuestConnection, GuestError, ReplayFrom},
 };
 use bytes::Bytes;
@@ -348,8 +349,9 @@ impl Exec<'_> {
     pub async fn finish(self) -> Result<ExecEnd, Failure> {
         let (fleet, id, layer) = (self.fleet, self.body.clone(), self.layer);
         let (ended, stream) = self.record_end(None)?;
-        // What a machine has open when it is frozen, it has open in every copy of it.
-        if layer != Layer::Microvm
+        // A connection that is open when memory is saved would be open in every restored copy.
+        let saves_memory = fleet.drivers.get(layer)?.capabilities().contains(Capability::MemorySnapshots);
+        if !saves_memory
             && ended.body_end.is_none()
             && let Some(line) = stream.into_connection().await
         {

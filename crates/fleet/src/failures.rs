@@ -1,11 +1,10 @@
 //! Errors of the rooms below, as a person or a client meets them.
 
-use body::{
-    dir::DirError, guest::GuestError, ids::IdsError, layers::LayerError, process::ProcessError,
-    snapshot::SnapshotError,
-};
-use proto::{BodyId, Failure, Kind, guest::StartRefusal, launch::FailedKind};
+use body::{guest::GuestError, ids::IdsError, layers::LayerError, snapshot::SnapshotError};
+use proto::{BodyId, Failure, Kind, guest::StartRefusal};
 use store::{AppendError, ArtifactError, OpenError, ReadError};
+
+pub use body::failure::{dir, process, snapshot};
 
 /// An action that could not be written down.
 pub fn append(error: AppendError) -> Failure {
@@ -38,19 +37,6 @@ pub fn artifact(error: ArtifactError) -> Failure {
     Failure::new(Kind::Host, "cannot keep the output of the command").because(error).hint("make room: pal gc")
 }
 
-pub fn dir(id: &BodyId, error: DirError) -> Failure {
-    match &error {
-        // What is half made or half removed is no Body.
-        DirError::Read { name: "spec.json", source } if source.kind() == std::io::ErrorKind::NotFound => {
-            return Failure::new(Kind::NotFound, format!("there is no Body {id}")).hint("list them: pal ls");
-        }
-        _ => {}
-    }
-    Failure::new(Kind::Host, format!("the record of Body {id} cannot be used"))
-        .because(error)
-        .hint("remove what is left of it: pal gc")
-}
-
 pub fn ids(error: IdsError) -> Failure {
     if matches!(error, IdsError::TooFew) {
         return Failure::new(Kind::Host, "this Body cannot have a root of its own")
@@ -75,14 +61,6 @@ pub fn ids_of(body: &BodyId, error: IdsError) -> Failure {
     Failure::new(Kind::Conflict, format!("Body {body} cannot run"))
         .because(error)
         .hint(format!("a copy of it gets ids of its own: pal fork {body}"))
-}
-
-pub fn snapshot(error: SnapshotError) -> Failure {
-    match error {
-        SnapshotError::InMemory(_) => Failure::new(Kind::Conflict, error.to_string())
-            .hint("make a Body that is kept: pal create, or pal run --keep"),
-        error => Failure::new(Kind::Host, "cannot take the snapshot").because(error),
-    }
 }
 
 /// A layer that could not be made.
@@ -112,22 +90,6 @@ pub fn workspace(doing: &str, error: workspace::WorkspaceError) -> Failure {
 /// What is left of a Body or a snapshot and cannot be removed.
 pub fn removal(error: SnapshotError) -> Failure {
     Failure::new(Kind::Host, "cannot remove what is left").because(error).hint("try again: pal gc")
-}
-
-pub fn process(doing: &str, error: ProcessError) -> Failure {
-    let (hint, kind) = match &error {
-        ProcessError::Refused(failed) if failed.kind == FailedKind::RestoreIncomplete => {
-            (Some("its files are intact; boot it with them: --boot".to_owned()), Kind::RestoreIncomplete)
-        }
-        ProcessError::Refused(failed) => (failed.hint.clone(), Kind::Host),
-        _ => (None, Kind::Host),
-    };
-    let failure = Failure::new(kind, doing.to_owned()).because(error);
-    let failure = match hint {
-        Some(hint) => failure.hint(hint),
-        None => failure,
-    };
-    failure.hint("see what this host lacks: pal doctor")
 }
 
 /// What the guest said, in the words of the command line.
@@ -176,18 +138,5 @@ mod tests {
         assert_eq!(refused("permission_denied", "anything", Some(inert)), 126);
         assert_eq!(refused("not_found", "command not found: x", None), Kind::NotFound.exit_code());
         assert_eq!(refused("permission_denied", "not executable: x", None), Kind::Denied.exit_code());
-    }
-
-    #[test]
-    fn an_incomplete_restore_is_known_by_its_kind_and_not_by_words() {
-        let failed = |kind| proto::launch::LaunchFailure {
-            step: "thaw the machine".into(),
-            cause: format!("{}: x", proto::failure::RESTORE_INCOMPLETE),
-            hint: None,
-            kind,
-        };
-        let told = |kind| process("cannot start", ProcessError::Refused(failed(kind))).kind;
-        assert_eq!(told(FailedKind::RestoreIncomplete), Kind::RestoreIncomplete);
-        assert_eq!(told(FailedKind::Host), Kind::Host);
     }
 }

@@ -12,6 +12,7 @@ mod copy;
 mod create;
 mod data;
 mod doctor;
+mod drivers;
 mod egress;
 mod events;
 mod exec;
@@ -23,7 +24,9 @@ pub mod lease;
 mod lifecycle;
 mod log;
 mod mounts;
-mod parked;
+mod place;
+mod pool;
+mod receipt;
 mod request;
 mod settings;
 mod shutdown_wait;
@@ -42,14 +45,19 @@ use std::{
 
 use body::process::{LaunchContext, Launcher, SupervisorHandle};
 use data::Prestart;
-use parked::Pool;
-use proto::{BodyId, Draft, Event, Failure, Spec, launch::RunRecord};
+use drivers::Drivers;
+use pool::Pool;
+use proto::{BodyId, Draft, Event, Failure, Kind, Spec, launch::RunRecord};
 
 pub use access::{GuestAccess, ResourceUsage};
-pub use body::guest::PortStream;
+pub use body::{
+    driver::{DoctorFinding, LimitRequest},
+    guest::PortStream,
+};
 pub use copy::BodyFiles;
 pub use data::FleetConfig;
-pub use doctor::{DoctorFinding, DoctorReport, LayerCheck};
+pub use doctor::{DoctorReport, LayerCheck};
+pub use drivers::DriverMaker;
 pub use egress::{EgressProxies, check_rules, registries};
 pub use events::ExecLogEntry;
 pub use exec::{Exec, ExecControl, OutputChunk};
@@ -62,7 +70,7 @@ pub use images::{
 pub use lease::{Lease, Rest, Then};
 pub use lifecycle::{Force, describe_end};
 pub use log::Log;
-pub use request::{Create, ExecRequest, LimitRequest, Stdin, TtySize};
+pub use request::{Create, ExecRequest, Stdin, TtySize};
 pub use settings::{Setting, Settings};
 pub use store::{Durability, EventOrder, EventQuery, ExecFilter, LogVerdict, clock};
 pub use templates::{
@@ -71,7 +79,7 @@ pub use templates::{
     dockerfile::{Dockerfile, read as read_recipe},
 };
 pub use view::{BodyView, CopyTotals, ExecEnd, GarbageItem, SnapshotView, Status};
-pub use vm::{BootFiles, CustomKernel, SetupReport};
+pub use vm::{BootFiles, CustomKernel, Microvms, SetupReport};
 pub use work::{
     BodyComparison, Comparison, Discard, DiskShare, HomeRecord, HomeView, Homes, ImageResolver, Overlap,
     PrepareChoice, Progress, QueueResult, RepoSource, UnsavedWork, UpRequest, WorkDiff, WorkReview,
@@ -102,10 +110,10 @@ pub struct Fleet {
     jobs: templates::BuildJobs,
     /// Started ahead.
     launcher: Mutex<Option<Launcher>>,
-    /// Where the next Body waits, for a caller that makes one after another.
-    yard: Option<Pool>,
-    /// Where machines wait, for a caller that stays.
-    spares: Option<vm::vm_pool::VmPool>,
+    /// How each layer makes Bodies.
+    drivers: Drivers,
+    /// Bodies that wait, for a caller that stays.
+    pool: Option<Pool>,
     /// Keepers that cleared their Body away and are about to exit.
     leaving: Mutex<Vec<SupervisorHandle>>,
     /// Held while a lease changes.
@@ -136,19 +144,29 @@ impl Drop for Fleet {
 impl Fleet {
     /// Opens the data directory, and makes it if need be.
     pub fn open(config: FleetConfig) -> Result<Fleet, Failure> {
-        data::open(config, Prestart::None)
+        data::open(config, Prestart::None, &[])
     }
 
     /// Opens the data directory for a caller that makes a Body at once: the fleet starts its launcher before it opens the
     /// rest.
     pub fn open_to_create(config: FleetConfig) -> Result<Fleet, Failure> {
-        data::open(config, Prestart::Once)
+        data::open(config, Prestart::Once, &[])
     }
 
     /// The same for a caller that will make one Body after another: there is always a launcher ahead, and after two
     /// Bodies alike a third.
     pub fn open_to_serve(config: FleetConfig) -> Result<Fleet, Failure> {
-        data::open(config, Prestart::Always)
+        data::open(config, Prestart::Always, &[])
+    }
+
+    /// Opens the data directory with drivers of further layers.
+    pub fn open_with(config: FleetConfig, drivers: &[DriverMaker<'_>]) -> Result<Fleet, Failure> {
+        data::open(config, Prestart::None, drivers)
+    }
+
+    /// The driver of the microVM layer, to set it up.
+    pub fn microvms(&self) -> &Microvms {
+        &self.drivers.microvms
     }
 
     /// The data directory.
@@ -163,7 +181,7 @@ impl Fleet {
 
     /// What callers of that Body's guest must send.
     pub fn token(&self, id: &BodyId) -> String {
-        data::token(&self.key, id)
+        self.drivers.context.token(id)
     }
 
     fn launcher(&self) -> Result<Launcher, Failure> {

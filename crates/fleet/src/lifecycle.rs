@@ -5,7 +5,9 @@ use std::{fs, io, time::Duration};
 use body::{
     BodyDir, GuestClient, ProcessState,
     dir::{BodyLock, ObservedGuest},
+    driver::{Capability, Driver, Origin},
     ids, process,
+    vm::upper_copy::UpperCopy,
 };
 use proto::{
     BodyId, Draft, EventData, Failure, Kind, Layer, Spec,
@@ -151,23 +153,9 @@ impl Fleet {
         Ok((dir, spec, lock))
     }
 
-    /// Lets a Body go on whose snapshot was being taken by somebody who was killed. The caller has the lock.
+    /// Resumes a Body whose snapshot was being taken by a `pal` that was killed. The caller holds the Body's lock.
     pub(crate) fn thaw_interrupted_save(&self, dir: &BodyDir) -> Result<(), Failure> {
-        if !dir.is_held() {
-            return Ok(());
-        }
-        // Its guest may have been killed just before: then its group alone is frozen, and would freeze the next one.
-        let frozen =
-            |running: &RunRecord| running.cgroups.iter().any(|group| sys::cgroup::is_frozen(&group.path));
-        let stopped = |running: &RunRecord| body::dir::alive(running.pid, running.ticks) == Some('T');
-        if let Some(running) =
-            dir.running().ok().flatten().filter(|running| frozen(running) || stopped(running))
-        {
-            process::resume(&running)
-                .map_err(|error| failures::process("cannot let the Body go on", error))?;
-        }
-        dir.release_freeze()
-            .map_err(|error| Failure::new(Kind::Host, "cannot let the Body go on").because(error))
+        body::process_driver::thaw_interrupted_save(dir)
     }
 
     /// The guest of a Body that runs.
@@ -268,7 +256,8 @@ impl Fleet {
         // It may have died with work in its hands.
         self.workspaces().save_if_possible(&spec)?;
         self.reclaim_ids(&spec)?;
-        let rootfs = self.templates().rootfs_stack(&spec)?;
+        let recipe =
+            self.driver(&spec)?.prepare(&spec, self.templates().rootfs_stack(&spec)?, &Origin::Files)?;
         // Two overlays must not share an upper.
         if let Some(last) = dir.running().map_err(|error| failures::dir(id, error))? {
             process::wait_unmounted(&last);
@@ -277,8 +266,7 @@ impl Fleet {
             Failure::new(Kind::Host, "cannot forget the Body's last guest").because(error)
         })?;
         self.note_lease_resumed(id)?;
-        let launcher = self.launcher()?;
-        self.start_guest(self.begin(launcher, &dir, &spec, &rootfs)?, &dir, &spec, None)?;
+        self.start_again(&dir, &spec, &*recipe)?;
         let view = self.view(id)?;
         self.await_template_start(view).await
     }
@@ -288,32 +276,73 @@ impl Fleet {
         ids::claim_again(&self.data, &spec.id, &spec.ids).map_err(|error| failures::ids_of(&spec.id, error))
     }
 
+    /// The driver of a Body's layer.
+    pub(crate) fn driver(&self, spec: &Spec) -> Result<&dyn Driver, Failure> {
+        self.drivers.get(spec.layer).map(|driver| &**driver)
+    }
+
+    /// Where the writes of a Body are, if they are plain files.
+    pub(crate) fn upper_path(&self, id: &BodyId) -> std::path::PathBuf {
+        self.body_path(id).join("disk/upper")
+    }
+
+    /// A copy of a Body's repositories and home, where its upper is not plain files.
+    pub(crate) fn copy_upper(&self, spec: &Spec) -> Result<Option<UpperCopy>, Failure> {
+        self.driver(spec)?.copy_upper(&BodyDir::at(self.body_path(&spec.id)), spec)
+    }
+
     /// Stops every process of a Body where it stands.
     pub async fn pause(&self, id: &BodyId) -> Result<BodyView, Failure> {
-        let (dir, _, _lock) = self.lock_body(id)?;
+        let (dir, spec, _lock) = self.lock_body(id)?;
         if dir.is_swapped()
             || matches!(dir.condition().map_err(|error| failures::dir(id, error))?, ProcessState::Paused(_))
         {
-            return Err(Failure::new(Kind::Conflict, format!("Body {id} is paused already")));
+            return Err(paused_already(id));
         }
         let running = self.running(id)?;
         self.note_lease_paused(id, Rest::Memory)?;
         self.write(id, BodyPaused { swap: false })?;
-        process::pause(&running).map_err(|error| failures::process("cannot pause the Body", error))?;
+        self.driver(&spec)?.pause(&running)?;
         self.view(id)
     }
 
-    /// Lets them go on.
+    /// Saves a Body's memory to disk and ends its processes; [`Fleet::resume`] continues it from there.
+    pub async fn pause_to_disk(&self, id: &BodyId) -> Result<BodyView, Failure> {
+        let (dir, spec, _lock) = self.lock_body(id)?;
+        let driver = self.driver(&spec)?;
+        driver.check_suspend(&spec)?;
+        if spec.life == Life::Run {
+            return Err(Failure::new(Kind::Usage, format!("Body {id} ends with its `pal run`"))
+                .hint(format!("pause it in memory: pal pause {id}")));
+        }
+        if dir.is_swapped() {
+            return Err(paused_already(id));
+        }
+        if let ProcessState::Paused(running) = dir.condition().map_err(|error| failures::dir(id, error))? {
+            // Its guest must run to take part.
+            driver.resume(&running)?;
+        }
+        let running = self.running(id)?;
+        self.note_lease_paused(id, Rest::Memory)?;
+        self.write(id, BodyPaused { swap: true })?;
+        driver.suspend(&dir, &spec, &running)?;
+        if let Some(mut supervisor) = self.take_supervisor(id) {
+            supervisor.reap();
+        }
+        self.view(id)
+    }
+
+    /// Lets every process of a paused or suspended Body go on.
     pub async fn resume(&self, id: &BodyId) -> Result<BodyView, Failure> {
         let (dir, spec, _lock) = self.lock_body(id)?;
         match dir.condition().map_err(|error| failures::dir(id, error))? {
             ProcessState::Paused(running) => {
+                let driver = self.driver(&spec)?;
                 self.note_lease_resumed(id)?;
                 self.write(id, BodyResumed { swap: false })?;
-                process::resume(&running)
-                    .map_err(|error| failures::process("cannot resume the Body", error))?;
-                if spec.layer == Layer::Microvm {
-                    self.receipt_of(&dir, id, "resume").await?;
+                driver.resume(&running)?;
+                if driver.capabilities().contains(Capability::Receipts) {
+                    self.request_receipt(&dir, id, "resume").await?;
                 }
             }
             ProcessState::Running(_) => {}
@@ -325,6 +354,30 @@ impl Fleet {
         self.view(id)
     }
 
+    /// Continues a Body whose memory is on the disk. The caller holds the Body's lock.
+    fn resume_from_disk(&self, dir: &BodyDir, spec: &Spec) -> Result<(), Failure> {
+        self.reclaim_ids(spec)?;
+        let recipe =
+            self.driver(spec)?.prepare(spec, self.templates().rootfs_stack(spec)?, &Origin::Suspended)?;
+        // A `pal` that was killed while it suspended the Body may have left the records of the last guest.
+        if let Some(last) = dir.running().map_err(|error| failures::dir(&spec.id, error))? {
+            process::wait_unmounted(&last);
+        }
+        dir.clear_run_files().map_err(|error| {
+            Failure::new(Kind::Host, "cannot remove the records of the Body's last guest").because(error)
+        })?;
+        self.note_lease_resumed(&spec.id)?;
+        self.write(&spec.id, BodyResumed { swap: true })?;
+        self.start_again(dir, spec, &*recipe)?;
+        self.drop_suspended_memory(dir)
+    }
+
+    fn drop_suspended_memory(&self, dir: &BodyDir) -> Result<(), Failure> {
+        dir.drop_suspended_memory().map_err(|error| {
+            Failure::new(Kind::Host, "cannot remove the Body's memory from the disk").because(error)
+        })
+    }
+
     /// Ends a Body's processes and keeps its files.
     pub async fn stop(&self, id: &BodyId, grace: Duration) -> Result<BodyView, Failure> {
         let (dir, spec, _lock) = self.lock_body(id)?;
@@ -334,11 +387,11 @@ impl Fleet {
                 self.write(id, BodyStopped { grace_ms: grace.as_millis() as u64 })?;
                 let asked = self.guest(id).shutdown(grace).await;
                 let patience = if asked.is_ok() { grace + GUEST_PATIENCE } else { Duration::ZERO };
-                self.end_guest(&dir, &running, patience)?;
+                self.end_guest(&dir, &spec, &running, patience)?;
             }
             ProcessState::Paused(running) => {
                 self.write(id, BodyStopped { grace_ms: 0 })?;
-                self.end_guest(&dir, &running, Duration::ZERO)?;
+                self.end_guest(&dir, &spec, &running, Duration::ZERO)?;
             }
             // Its memory is given up, its files are the Body's own.
             ProcessState::Stopped | ProcessState::Dead(_) | ProcessState::Interrupted => {
@@ -358,11 +411,17 @@ impl Fleet {
         self.view(id)
     }
 
-    fn end_guest(&self, dir: &BodyDir, running: &RunRecord, patience: Duration) -> Result<(), Failure> {
+    fn end_guest(
+        &self,
+        dir: &BodyDir,
+        spec: &Spec,
+        running: &RunRecord,
+        patience: Duration,
+    ) -> Result<(), Failure> {
         if process::wait_end(running, patience) {
             process::finish_supervisor(dir, running);
         } else {
-            process::kill(dir, running).map_err(|error| failures::process("cannot end the Body", error))?;
+            self.driver(spec)?.kill(dir, running)?;
         }
         process::wait_unmounted(running);
         Ok(())
@@ -411,10 +470,7 @@ impl Fleet {
             // No process of it runs any more when its work and its egress decisions are read for the last time.
             if let Some(running) = running {
                 self.write(id, BodyStopped { grace_ms: 0 })?;
-                // Where a microVM cannot be asked, its disk is as a loss of power would leave it.
-                let _still = self.hold_still(&dir, &spec);
-                process::kill(&dir, running)
-                    .map_err(|error| failures::process("cannot end the Body", error))?;
+                self.driver(&spec)?.kill_synced(&dir, &spec, running)?;
             }
             let kept = self.homes().keep(&spec);
             if discard == Discard::No {
@@ -428,7 +484,7 @@ impl Fleet {
         self.egress().close(id)?;
         self.write(id, BodyRemoved { by: None, discarded: discard == Discard::Yes })?;
         if let Some(running) = running {
-            process::kill(&dir, running).map_err(|error| failures::process("cannot end the Body", error))?;
+            self.driver(&spec)?.kill(&dir, running)?;
         }
         self.remove_files(&dir, &spec)?;
         match (held, running) {
@@ -469,8 +525,7 @@ impl Fleet {
             dir.unpublish().map_err(|error| Failure::new(Kind::Host, failed()).because(error))?;
             match dir.running() {
                 // Where its keeper was killed, nobody has ended its guest yet.
-                Ok(Some(running)) => process::kill(dir, &running)
-                    .map_err(|error| failures::process("cannot end the Body", error))?,
+                Ok(Some(running)) => self.driver(spec)?.kill(dir, &running)?,
                 _ => body::groups::remove_cgroups_by_name(&spec.id),
             }
             self.egress().close(&spec.id)?;
@@ -496,7 +551,12 @@ pub(crate) fn paused_failure(id: &BodyId) -> Failure {
         .hint(format!("let it go on: pal resume {id}"))
 }
 
-/// What nobody knows of.
+fn paused_already(id: &BodyId) -> Failure {
+    Failure::new(Kind::Conflict, format!("Body {id} is paused already"))
+        .hint(format!("let it go on: pal resume {id}"))
+}
+
+/// A Body that does not exist.
 pub(crate) fn no_such_body(id: &BodyId) -> Failure {
     Failure::new(Kind::NotFound, format!("there is no Body {id}")).hint("list them: pal ls")
 }

@@ -2,8 +2,9 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use body::driver::{LimitRequest, StartMode};
 use proto::{
-    Layer, Size,
+    Layer,
     spec::{BodyRole, Egress, Home, Life, Mount},
     vm::{Engine, Sharing},
     workspace::Workspace,
@@ -77,31 +78,15 @@ impl Create {
         }
     }
 
-    /// The same, kept until it is removed.
+    /// Whether its start may continue from saved memory.
+    pub(crate) fn start_mode(&self) -> StartMode {
+        if self.cold { StartMode::Boot } else { StartMode::Restore }
+    }
+
+    /// A Body of the host's own root that is kept until it is removed.
     pub fn kept() -> Self {
         Self { life: Life::Kept, ..Self::run() }
     }
-}
-
-/// Limits as asked for; the rest are the host's defaults.
-#[derive(Debug, Clone, Default)]
-pub struct LimitRequest {
-    /// Memory.
-    pub memory: Option<Size>,
-    /// Processor time in thousandths of one processor.
-    pub cpu_milli: Option<u32>,
-    /// Processes and threads.
-    pub pids: Option<u32>,
-    /// Private upper.
-    pub disk: Option<Size>,
-    /// Files and directories in the private upper; follows the disk if none.
-    pub inodes: Option<u64>,
-    /// Open files of one process.
-    pub files: Option<u32>,
-    /// Life of the Body.
-    pub wall: Option<Duration>,
-    /// Output kept for the log, for each exec.
-    pub output: Option<Size>,
 }
 
 /// A command to be run in a Body.

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::{
     Fleet,
-    vm::vm_pool::{SPARES_DEFAULT, SPARES_MAX},
+    pool::{POOL_MAX, POOL_SIZE_DEFAULT},
 };
 
 /// What layers and dependencies may take together where nobody said otherwise.
@@ -146,9 +146,9 @@ fn invalid_value(setting: Setting, value: &str, error: &dyn std::fmt::Display) -
 
 /// A number of running microVMs that a host can keep ready.
 fn pool_size(value: &str) -> Result<u32, Failure> {
-    let bounds = format!("it is a number from 0, for none, to {SPARES_MAX}");
+    let bounds = format!("it is a number from 0, for none, to {POOL_MAX}");
     match value.parse() {
-        Ok(count @ 0..=SPARES_MAX) => Ok(count),
+        Ok(count @ 0..=POOL_MAX) => Ok(count),
         _ => Err(invalid_value(Setting::PoolSize, value, &bounds)),
     }
 }
@@ -169,7 +169,7 @@ fn program(value: &str) -> Result<Option<PathBuf>, Failure> {
 impl Settings {
     /// How many running microVMs of a template a server keeps ready.
     pub fn pool_size(&self) -> u32 {
-        self.pool_size.unwrap_or(SPARES_DEFAULT)
+        self.pool_size.unwrap_or(POOL_SIZE_DEFAULT)
     }
 
     /// Where the program of a hypervisor is, if that was decided.

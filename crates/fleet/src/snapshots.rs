@@ -3,14 +3,13 @@
 use std::path::PathBuf;
 
 use body::{
-    BodyDir, ProcessState,
+    BodyDir,
     host::SnapshotLower,
-    process,
     root::RootfsStack,
     snapshot::{self, SnapshotManifest},
 };
 use proto::{
-    BodyId, Failure, Kind, Layer, SnapshotId, Spec,
+    BodyId, Failure, Kind, SnapshotId, Spec,
     event_data::{BodyForked, SnapshotCreated, SnapshotRemoved},
     spec::{Home, Life},
 };
@@ -93,29 +92,9 @@ impl Fleet {
         dependency: Option<(&str, &str)>,
     ) -> Result<SnapshotManifest, Failure> {
         let manifest = self.announce_snapshot(dir, spec, name, purpose, dependency)?;
-        let id = &spec.id;
-        // A dependency layer is files on every layer, to be below others.
-        if spec.layer == Layer::Microvm && manifest.dependency.is_none() {
-            let to = self.snapshot_path(&manifest.id);
-            return self
-                .take_machine(dir, spec, &to, manifest)
-                .inspect_err(|_| drop(snapshot::remove(&self.launch_context.programs, &spec.ids, &to)));
-        }
-        if let ProcessState::Running(running) = dir.condition().map_err(|error| failures::dir(id, error))? {
-            dir.freeze_lock().map_err(|error| {
-                Failure::new(Kind::Host, "cannot freeze the Body").because(error).hint("make room: pal gc")
-            })?;
-            let frozen =
-                process::pause(&running).map_err(|error| failures::process("cannot freeze the Body", error));
-            frozen.inspect_err(|_| drop(self.thaw_interrupted_save(dir)))?;
-        }
         let to = self.snapshot_path(&manifest.id);
-        let taken = snapshot::take(&self.launch_context.programs, dir.path(), spec, &to, manifest);
-        self.thaw_interrupted_save(dir)?;
-        taken.map_err(|error| {
-            let _ = snapshot::remove(&self.launch_context.programs, &spec.ids, &to);
-            failures::snapshot(error)
-        })
+        let taken = self.driver(spec)?.snapshot(dir, spec, &to, manifest);
+        taken.inspect_err(|_| drop(snapshot::remove(&self.launch_context.programs, &spec.ids, &to)))
     }
 
     /// Writes down that there will be a snapshot.
@@ -215,7 +194,6 @@ impl Fleet {
             layers,
             workspaces: self.workspaces().workspaces_below(&top.workspaces)?,
             home: self.homes().home_below(top.home.as_ref())?,
-            vm: None,
         })
     }
 

@@ -7,6 +7,7 @@ use std::{
 
 use proto::{
     Limits, Mechanism, Size, Spec,
+    egress::SHARED,
     guest::{EGRESS_DIR, GuestConfig},
     launch::{LaunchPlan, Lower, OverlayAccess, OverlayMount, Rlimits, SeedEntry, Upper},
     spec::{Access, Life, Mount},
@@ -19,12 +20,20 @@ use proto::{
 use super::{
     disks::{self, DISK_MIN},
     hypervisor_root,
-    jail::JailSetup,
-    share,
+    jailer::JailSetup,
     stack::VmLayout,
+    virtiofsd,
 };
-use crate::groups::BodyCgroups;
+use crate::{
+    BodyDir,
+    egress::CERTIFICATES,
+    groups::{self, BodyCgroups},
+    process::{self, LaunchContext, Launcher, ProcessError, StartingBody},
+    root::{RootPlan, RootfsStack},
+};
 
+/// Longest file of certificates that fits into the setup of a guest.
+const CERTIFICATES_LEN_MAX: u64 = 768 << 10;
 /// What the hypervisor itself needs beside the machine's memory.
 const OVERHEAD: u64 = 256 << 20;
 /// What it reserves and hardly fills, such as the stacks of threads that write to disks: counted where there are no
@@ -125,12 +134,47 @@ pub fn cpus(limits: &Limits) -> u32 {
 }
 
 /// Limits of the hypervisor's process, which holds the machine.
-pub fn around(limits: &Limits) -> Limits {
+fn around(limits: &Limits) -> Limits {
     Limits { memory: Size(limits.memory.0.saturating_add(OVERHEAD)), pids: THREADS_MAX, ..limits.clone() }
 }
 
+/// Sends the plan of a microVM in `dir`, whose spec is written already.
+pub fn begin(
+    context: &LaunchContext,
+    launcher: Launcher,
+    dir: &BodyDir,
+    spec: &Spec,
+    token: &str,
+    rootfs: &RootfsStack,
+    parts: &VmParts,
+) -> Result<StartingBody, ProcessError> {
+    prepare_disk(dir.path(), spec, parts).map_err(ProcessError::Upper)?;
+    let mut bounds = context.apply_limits(spec, &around(&spec.limits));
+    if parts.is_jailed()
+        && let Err(error) = groups::hand_over(&context.cgroups, &mut bounds, &spec.ids)
+    {
+        groups::remove_cgroups(&bounds.cgroups);
+        return Err(ProcessError::Upper(error));
+    }
+    let root = RootPlan::of(rootfs, spec);
+    let base = context.plan(dir, spec, token, &root, &bounds, limits_record(spec));
+    let machine_id = process::machine_id(token);
+    let mut seeds = root.seeds(&spec.id, &machine_id);
+    // A microVM sees no directory of the host.
+    seeds.extend(base.egress.as_ref().and_then(|egress| certificates_seed(&egress.dir)));
+    let plan = plan(dir.path(), base, spec, parts, seeds, machine_id, &bounds);
+    process::send(launcher, &plan, bounds)
+}
+
+/// The certificates that programs behind an egress proxy trust, as a file of the root.
+fn certificates_seed(egress: &Path) -> Option<SeedEntry> {
+    let contents =
+        sys::fd::read_small(&egress.join(SHARED).join(CERTIFICATES), CERTIFICATES_LEN_MAX).ok()?;
+    Some(SeedEntry::File { path: format!("root{EGRESS_DIR}/{CERTIFICATES}"), contents })
+}
+
 /// Puts the private disk into a Body's directory, unless it has one from an earlier life.
-pub fn prepare_disk(dir: &Path, spec: &Spec, parts: &VmParts) -> io::Result<()> {
+fn prepare_disk(dir: &Path, spec: &Spec, parts: &VmParts) -> io::Result<()> {
     super::record::keep_images(&parts.images, dir).map_err(io::Error::other)?;
     for (name, _, device) in doors(parts) {
         own_door(dir, spec, name, device)?;
@@ -198,7 +242,7 @@ fn own_door(dir: &Path, spec: &Spec, name: &str, (major, minor): (u32, u32)) -> 
 }
 
 /// The plan of a machine: that of a Body in which nothing but its hypervisor lives.
-pub fn plan(
+fn plan(
     dir: &Path,
     base: LaunchPlan,
     spec: &Spec,
@@ -233,7 +277,7 @@ pub fn plan(
     }
     let egress = base.mounts.iter().find(|mount| mount.target == Path::new(EGRESS_DIR));
     mounts.extend(egress.map(|egress| show(&egress.source, Path::new(EGRESS_INSIDE), Access::ReadOnly)));
-    let shares = share::of(spec, parts.sharer.as_deref());
+    let shares = virtiofsd::of(spec, parts.sharer.as_deref());
     mounts.extend(shares.mounts);
     let (begin, generation) = match &parts.start {
         VmStartMode::Boot { kernel, initrd, cmdline, .. } => {
@@ -324,7 +368,7 @@ fn device(engine: Engine, index: usize) -> String {
 }
 
 /// What bounds a machine beyond its hypervisor's groups.
-pub fn limits_record(spec: &Spec) -> Vec<Mechanism> {
+fn limits_record(spec: &Spec) -> Vec<Mechanism> {
     let limits = &spec.limits;
     let kept = if spec.life == Life::Kept { "kept with the Body" } else { "gone with the Body" };
     vec![

@@ -42,7 +42,7 @@ pub struct VmLayers {
 impl VmLayers {
     /// The layers of a microVM with that stack. Snapshots of whole disks are no part of it: a Body begins with a copy of them.
     pub fn of(rootfs: &RootfsStack, spec: &Spec) -> Self {
-        let mut rootfs = RootfsStack { vm: None, ..rootfs.clone() };
+        let mut rootfs = rootfs.clone();
         rootfs.snapshots.retain(|snapshot| !snapshot.machine);
         let areas = RootPlan::of(&rootfs, spec).areas();
         let mut all = Self { host: rootfs.layers.is_none(), layers: Vec::new(), layout: VmLayout::default() };

@@ -80,8 +80,13 @@ mod tests {
                 finding("seccomp", MechanismStatus::Enforced, None),
             ],
             layers: vec![
-                LayerCheck { layer: Layer::Process, usable: true, lacks: vec![] },
-                LayerCheck { layer: Layer::Microvm, usable: false, lacks: vec!["kvm".into()] },
+                LayerCheck { layer: Layer::Process, usable: true, lacks: vec![], capabilities: None },
+                LayerCheck {
+                    layer: Layer::Microvm,
+                    usable: false,
+                    lacks: vec!["kvm".into()],
+                    capabilities: None,
+                },
             ],
         };
         let expected = "layers\n  process  usable\n  microvm  not usable: kvm\n\nworks\n  seccomp  detail\n\nmissing\n  \

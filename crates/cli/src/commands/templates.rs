@@ -195,7 +195,7 @@ pub fn setup(fleet: &Fleet, args: &SetupArgs, format: Format) -> Result<(), Fail
     }
     if args.template == "microvm" {
         let own = args.kernel.clone().map(|file| CustomKernel { file, modules: args.modules.clone() });
-        let report = fleet.setup_microvm(own, &mut say)?;
+        let report = fleet.microvms().setup(own, &mut say)?;
         return match format {
             Format::Json => output::json(&report),
             Format::Text => output::line(format!(
@@ -237,7 +237,7 @@ fn on_path(engine: Engine, fleet: &Fleet) -> Option<std::path::PathBuf> {
 fn setup_engine(fleet: &Fleet, engine: Engine, args: &SetupArgs, format: Format) -> Result<(), Failure> {
     let program = args.program.as_deref().map(crate::settings::absolute).transpose()?;
     let program = program.or_else(|| on_path(engine, fleet));
-    let known = fleet.setup_engine(engine, program, &mut |said: &str| output::talk(said))?;
+    let known = fleet.microvms().setup_engine(engine, program, &mut |said: &str| output::talk(said))?;
     if format == Format::Json {
         return output::json(&known);
     }

@@ -1,7 +1,6 @@
 //! Finding and removing what nobody needs: leftovers of `kill -9`, never somebody's work.
 
 pub(crate) mod layers;
-pub(crate) mod microvm;
 pub(crate) mod workspaces;
 
 use std::{
@@ -10,7 +9,12 @@ use std::{
     time::Duration,
 };
 
-use body::{BodyDir, ProcessState, egress::EgressDir, groups, process, snapshot};
+use body::{
+    BodyDir, ProcessState,
+    driver::{DriverGarbage, LayerInUse},
+    egress::EgressDir,
+    groups, process, snapshot,
+};
 use proto::{
     BodyId, Failure,
     event_data::{BodyRemoved, RemovedBy},
@@ -18,7 +22,7 @@ use proto::{
     spec::{BodyRole, Life},
 };
 
-use crate::{Fleet, GarbageItem};
+use crate::{Fleet, GarbageItem, Status};
 
 /// How long a keeper may take for the last of a Body that is gone.
 const BURIAL: Duration = Duration::from_millis(200);
@@ -47,7 +51,7 @@ impl GarbageCollector<'_> {
         self.sweep_snapshots(sweep, &mut found)?;
         self.sweep_dependencies(self.fleet.budget()?.0, sweep, &mut found)?;
         self.sweep_layers(sweep, &mut found)?;
-        self.sweep_machines(sweep, &mut found)?;
+        self.sweep_drivers(sweep, &mut found)?;
         self.fleet.builds().sweep_scratch(sweep, &mut found);
         self.sweep_groups(sweep, &mut found)?;
         self.sweep_claims(sweep, &mut found);
@@ -66,7 +70,7 @@ impl GarbageCollector<'_> {
             // Somebody is making, changing or removing it right now.
             let Ok(Some(_lock)) = dir.try_lock() else { continue };
             let Some(why) = self.why_garbage(&id, &dir) else {
-                for half in self.fleet.interrupted_suspends(&dir) {
+                for half in dir.interrupted_suspends() {
                     let why = "its way to the disk or back was cut short".to_owned();
                     let name = id.to_string();
                     found.push(GarbageItem { kind: "half a machine", name, bytes: bytes(&half), why });
@@ -88,6 +92,25 @@ impl GarbageCollector<'_> {
             });
             if sweep == GcMode::Remove {
                 self.remove_leftover(&id, &dir)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What the drivers keep on disk and do not need any more.
+    fn sweep_drivers(&self, sweep: GcMode, found: &mut Vec<GarbageItem>) -> Result<(), Failure> {
+        let bodies = self.fleet.list()?;
+        for driver in self.fleet.drivers.all() {
+            let runs = |view: &crate::BodyView| {
+                view.spec.layer == driver.layer() && matches!(view.status, Status::Running | Status::Paused)
+            };
+            let in_use = if bodies.iter().any(runs) { LayerInUse::Yes } else { LayerInUse::No };
+            for DriverGarbage { kind, path, bytes, why } in driver.garbage(in_use) {
+                let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+                found.push(GarbageItem { kind, name, bytes, why: why.to_owned() });
+                if sweep == GcMode::Remove {
+                    let _ = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+                }
             }
         }
         Ok(())

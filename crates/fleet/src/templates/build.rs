@@ -14,7 +14,7 @@ use std::{
 use body::archive::{self, ArchiveLimits, Dialect, Sink};
 use bytes::{Bytes, BytesMut};
 use proto::{
-    BodyId, Failure, Kind, Layer, LayerId,
+    BodyId, Failure, Kind, LayerId,
     event::hex,
     event_data::TemplateFailed,
     pack::{LayerEntry, LayerEntryKind},
@@ -27,7 +27,10 @@ use sha2::{Digest, Sha256};
 use tokio::sync::mpsc;
 
 use super::{BASE, BuildJob, BuildJobs, INTERPRETER, ResolvedTemplate};
-use crate::{Create, ExecRequest, Fleet, Force, Image, OutputChunk, Stdin, egress::EgressSession, failures};
+use crate::{
+    Create, ExecRequest, Fleet, Force, Image, OutputChunk, Stdin, drivers::DEFAULT_LAYER,
+    egress::EgressSession, failures,
+};
 
 /// Most steps of one build.
 pub const STEPS_MAX: usize = 1000;
@@ -381,7 +384,7 @@ impl Builds<'_> {
             request.egress = Some(egress.spec.clone());
         }
         let view = self.fleet.create_on(
-            Layer::Process,
+            DEFAULT_LAYER,
             request,
             ResolvedTemplate { rootfs, base: Some(base), settings, ..ResolvedTemplate::default() },
             None,
@@ -583,7 +586,7 @@ impl Builds<'_> {
         let origin = self.fleet.templates().origin_of(build.clone())?;
         let request =
             Create { template: format!("build {}", job.id), role: BodyRole::Step, ..Create::kept() };
-        let view = self.fleet.create_on(Layer::Process, request, origin, None)?;
+        let view = self.fleet.create_on(DEFAULT_LAYER, request, origin, None)?;
         let tried = self.try_out(job, view.id(), &build).await;
         self.fleet.remove(view.id(), Force::Yes).await?;
         tried?;

@@ -24,6 +24,7 @@ use std::{
 };
 
 use body::{
+    driver::SnapshotSource,
     layers,
     root::{LowerLayer, RootfsStack},
     snapshot::SnapshotManifest,
@@ -84,8 +85,8 @@ pub(crate) struct ResolvedTemplate {
     pub at_start: Vec<String>,
     /// Their ports that somebody will want to reach.
     pub ports: Vec<u16>,
-    /// The machine that was frozen, and where.
-    pub machine: Option<(PathBuf, body::vm::record::VmRecord)>,
+    /// The snapshot that it starts from.
+    pub snapshot: Option<SnapshotSource>,
 }
 
 /// The templates of a fleet: their records, names, tags and builds that are complete.
@@ -201,19 +202,16 @@ impl Templates<'_> {
     /// The same for a snapshot.
     pub(crate) fn origin_of_snapshot(&self, manifest: SnapshotManifest) -> Result<ResolvedTemplate, Failure> {
         let rootfs = self.fleet.under_snapshot(&manifest)?;
-        let machine = manifest
-            .machine
-            .map(|machine| (self.fleet.data.join("snapshots").join(manifest.id.as_str()), machine));
-        let (home, at_start, ports) = (manifest.home, manifest.at_start, manifest.ports);
+        let dir = self.fleet.snapshot_path(&manifest.id);
         Ok(ResolvedTemplate {
             rootfs,
-            base: manifest.base,
+            base: manifest.base.clone(),
             settings: TemplateSettings::default(),
-            workspaces: manifest.workspaces,
-            home,
-            at_start,
-            ports,
-            machine,
+            workspaces: manifest.workspaces.clone(),
+            home: manifest.home.clone(),
+            at_start: manifest.at_start.clone(),
+            ports: manifest.ports.clone(),
+            snapshot: Some(SnapshotSource { dir, manifest }),
         })
     }
 
@@ -254,17 +252,12 @@ impl Templates<'_> {
     /// What is below a Body that exists.
     pub(crate) fn rootfs_stack(&self, spec: &Spec) -> Result<RootfsStack, Failure> {
         let layers = spec.base.as_ref().map(|base| self.layers_below(&base.layers)).transpose()?;
-        let mut rootfs = RootfsStack {
+        Ok(RootfsStack {
             snapshots: self.fleet.below(spec)?,
             layers,
             workspaces: self.fleet.workspaces().workspaces_below(&spec.workspaces)?,
             home: self.fleet.homes().home_below(spec.home.as_ref())?,
-            vm: None,
-        };
-        if spec.layer == proto::Layer::Microvm {
-            rootfs.vm = Some(self.fleet.parts(spec, &rootfs)?);
-        }
-        Ok(rootfs)
+        })
     }
 
     /// A template of that name, made if there is none.

@@ -6,19 +6,19 @@ use std::time::Duration;
 
 use body::{
     BodyDir,
+    driver::{Driver, LimitRequest, Origin, StartMode},
     guest::{GuestClient, GuestError},
     root::RootfsStack,
     vm::{LastBoot, SetupRecord, measure, stack::VmLayers},
 };
 use proto::{
-    BodyId, Failure, Kind, Layer, Spec,
+    BodyId, Failure, Kind, Spec,
     spec::{Ids, Life, Network},
     vm::{Accelerator, Engine, StartReport},
     wire::process::{ProcessConfig, StartRequest, process_event},
 };
 
-use super::HypervisorChoice;
-use crate::{Create, Fleet};
+use super::{HypervisorChoice, Microvms};
 
 /// How long the command may take. An emulated machine on a busy host is slow.
 const COMMAND_PATIENCE: Duration = Duration::from_secs(30);
@@ -29,7 +29,7 @@ const SELF_TEST: &str = "set -e; uname -r; dir=/root/.kernel-self-test; mkdir $d
     rm -r $dir; mkdir $dir; rmdir $dir";
 const OUTPUT_LEN_MAX: usize = 4096;
 
-impl Fleet {
+impl Microvms {
     /// Boots an emulated microVM with this set-up and runs a command in it. Where that fails, a kernel that is not the one
     /// in use is removed, and the failure says which one is in use.
     pub(super) fn prove_boot(&self, setup: &SetupRecord, tell: &dyn Fn(&str)) -> Result<LastBoot, Failure> {
@@ -42,7 +42,7 @@ impl Fleet {
         };
         self.boot_probe(setup, Engine::Qemu, Accelerator::Emulated, proof).map_err(|why| {
             let source = &setup.kernel_source;
-            let install = self.microvm_install();
+            let install = self.install();
             let (message, hint) = match install.setup() {
                 Ok(now) if now.kernel == setup.kernel => {
                     (format!("the kernel {source}, which is in use, does not boot"), None)
@@ -67,8 +67,8 @@ impl Fleet {
     }
 
     /// Records a machine that was booted with what is set up.
-    pub(crate) fn record_boot(&self, spec: &Spec, revival: &StartReport) {
-        let install = self.microvm_install();
+    pub(super) fn record_boot(&self, spec: &Spec, revival: &StartReport) {
+        let install = self.install();
         if revival.how != "boot" {
             return;
         }
@@ -91,19 +91,17 @@ impl Fleet {
         accelerator: Accelerator,
         act: impl FnOnce(&BodyDir, &Spec) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
-        let request = Create { layer: Some(Layer::Microvm), ..Create::run() };
-        let request = Create { limits: self.machine_limits(&request), ..request };
         let spec = Spec {
             v: proto::spec::VERSION,
             id: BodyId::from_random([0; 12]),
             created_at: store::clock::now(),
-            layer: Layer::Microvm,
+            layer: self.layer(),
             engine: Some(which),
             template: "host".into(),
             snapshots: Vec::new(),
             base: None,
             parent: None,
-            limits: self.limits(&request)?,
+            limits: self.limits(&LimitRequest::default(), Life::Run, &Origin::Template(StartMode::Boot))?,
             env: Default::default(),
             mounts: Vec::new(),
             share: None,
@@ -121,7 +119,7 @@ impl Fleet {
         };
         let rootfs = RootfsStack::default();
         let layers = VmLayers::of(&rootfs, &spec);
-        let images = self.images(&self.microvm_install(), &spec, &layers)?;
+        let images = self.images(&self.install(), &spec, &layers)?;
         let (root, _) = self.engine_root(which, setup)?;
         let by = HypervisorChoice { hypervisor: which, root, accelerator };
         let parts = self.parts_by(setup, by, &spec, (images, layers.layout), None)?;
@@ -130,7 +128,7 @@ impl Fleet {
 
     /// Runs `uname -r` in a machine, and gives what it says.
     fn run_in_probe(&self, dir: &BodyDir, spec: &Spec) -> Result<String, Failure> {
-        let guest = GuestClient::new(dir.path(), self.token(&spec.id));
+        let guest = GuestClient::new(dir.path(), self.context.token(&spec.id));
         // The caller may be inside a runtime, where another one cannot wait.
         let ran = std::thread::scope(|scope| scope.spawn(|| run_self_test(&guest)).join());
         ran.unwrap_or_else(|_| Err(Failure::new(Kind::Internal, "the probe of a microVM was cut short")))

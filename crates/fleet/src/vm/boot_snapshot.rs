@@ -24,12 +24,13 @@ use proto::{BodyId, Failure, Kind, Spec, spec::Life};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::{Fleet, data, failures};
+use super::Microvms;
+use crate::failures;
 
 /// Most warm machines on this host.
-pub(crate) const WARM_MAX: usize = 8;
+pub(super) const WARM_MAX: usize = 8;
 /// How long one is kept.
-pub(crate) const AGE_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
+pub(super) const AGE_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
 const RECORD: &str = "warm.json";
 const RECORD_LEN_MAX: u64 = 1 << 20;
 
@@ -40,9 +41,9 @@ struct BootSnapshotRecord {
     about: String,
 }
 
-impl Fleet {
+impl Microvms {
     /// Has a machine that would boot begin where its template's was frozen instead.
-    pub(crate) fn use_boot_snapshot(
+    pub(super) fn use_boot_snapshot(
         &self,
         spec: &Spec,
         rootfs: &RootfsStack,
@@ -63,19 +64,19 @@ impl Fleet {
         Ok(parts)
     }
 
-    pub(crate) fn boot_snapshot_dir(&self) -> PathBuf {
-        self.microvm_install().dir().join("warm")
+    pub(super) fn boot_snapshot_dir(&self) -> PathBuf {
+        self.install().dir().join("warm")
     }
 
     /// The machine in that directory, if it is whole.
-    pub(crate) fn boot_snapshot_at(&self, dir: &Path) -> Option<VmRecord> {
+    pub(super) fn boot_snapshot_at(&self, dir: &Path) -> Option<VmRecord> {
         let text = sys::fd::read_small(&dir.join(RECORD), RECORD_LEN_MAX).ok()?;
         serde_json::from_str::<BootSnapshotRecord>(&text).ok().map(|warm| warm.machine)
     }
 
     fn read_warm(&self, dir: &Path, parts: &VmParts) -> Option<VmSnapshotRef> {
         let machine = self.boot_snapshot_at(dir)?;
-        let setup = self.microvm_install().setup().ok()?;
+        let setup = self.install().setup().ok()?;
         let held = machine.check(dir, &setup, parts).ok()?.held.clone();
         Some(VmSnapshotRef { dir: dir.to_owned(), held, generation: 1 })
     }
@@ -134,9 +135,9 @@ impl Fleet {
         let drawn = sys::random::bytes()
             .map_err(|error| Failure::new(Kind::Host, "cannot draw an id").because(error))?;
         let id = BodyId::from_random(drawn);
-        let dir = BodyDir::create(self.body_path(&id)).map_err(freeze_failure)?;
+        let dir = BodyDir::create(self.context.body_path(&id)).map_err(freeze_failure)?;
         let _lock = dir.try_lock().map_err(freeze_failure)?;
-        let claimed = ids::claim(&self.data, &id, ids::MapRoot::Yes)
+        let claimed = ids::claim(&self.context.data, &id, ids::MapRoot::Yes)
             .map_err(failures::ids)
             .inspect_err(|_| drop(fs::remove_dir_all(dir.path())))?;
         let spec = Spec {
@@ -147,12 +148,12 @@ impl Fleet {
             workdir: None,
             ..spec.clone()
         };
-        let rootfs = RootfsStack { vm: Some(parts.clone()), ..rootfs.clone() };
-        let booted = self
-            .launch_context
+        let launch = &self.context.launch;
+        let booted = launch
             .start_launcher()
             .and_then(|launcher| {
-                self.launch_context.begin(launcher, &dir, &spec, &data::token(&self.key, &id), &rootfs)
+                let token = self.context.token(&id);
+                body::vm::plan::begin(launch, launcher, &dir, &spec, &token, rootfs, parts)
             })
             .and_then(body::process::StartingBody::finish);
         let done = match booted {
@@ -166,14 +167,14 @@ impl Fleet {
         };
         if dir.path().exists() {
             body::groups::remove_cgroups_by_name(&id);
-            let _ = body::snapshot::remove(&self.launch_context.programs, &spec.ids, dir.path());
+            let _ = body::snapshot::remove(&self.context.launch.programs, &spec.ids, dir.path());
         }
-        ids::release(&self.data, &spec.ids, &id);
+        ids::release(&self.context.data, &spec.ids, &id);
         done
     }
 
     /// Removes those that are too many or too old, but not the one that is about to be used.
-    pub(crate) fn drop_old_warm(&self, keep: &Path) -> Vec<(String, u64)> {
+    pub(super) fn drop_old_warm(&self, keep: &Path) -> Vec<(String, u64)> {
         let entries = fs::read_dir(self.boot_snapshot_dir()).into_iter().flatten().flatten();
         let mut found: Vec<(SystemTime, PathBuf)> = entries
             .filter(|entry| {
@@ -217,20 +218,12 @@ fn freeze_failure(error: io::Error) -> Failure {
     Failure::new(Kind::Host, "cannot keep a warm machine").because(error).hint("make room: pal gc")
 }
 
-/// What two machines must have in common to begin alike.
-pub(super) fn key(spec: &Spec, parts: &VmParts) -> String {
-    let VmStartMode::Boot { kernel, initrd, cmdline, .. } = &parts.start else { return String::new() };
-    let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let images: Vec<String> = parts.images.iter().map(|image| name(image)).collect();
+/// What two microVMs must have in common to start from one boot snapshot.
+fn key(spec: &Spec, parts: &VmParts) -> String {
     let limits = &spec.limits;
     let setuid = spec.base.as_ref().is_some_and(|base| base.sudo);
     let all = serde_json::json!([
-        kernel.parent().map(name),
-        name(initrd),
-        cmdline,
-        name(&parts.engine),
-        images,
-        parts.accelerator,
+        parts_key(parts),
         limits.memory.0,
         limits.cpu_milli.div_ceil(1000),
         limits.disk.0,
@@ -240,4 +233,19 @@ pub(super) fn key(spec: &Spec, parts: &VmParts) -> String {
         setuid,
     ]);
     proto::event::hex(&Sha256::digest(all.to_string()))[..24].to_owned()
+}
+
+/// The kernel, the hypervisor and the images of a microVM that boots, by their names.
+pub(super) fn parts_key(parts: &VmParts) -> serde_json::Value {
+    let VmStartMode::Boot { kernel, initrd, cmdline, .. } = &parts.start else { return Default::default() };
+    let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let images: Vec<String> = parts.images.iter().map(|image| name(image)).collect();
+    serde_json::json!([
+        kernel.parent().map(name),
+        name(initrd),
+        cmdline,
+        name(&parts.engine),
+        images,
+        parts.accelerator,
+    ])
 }

@@ -8,8 +8,7 @@ use proto::{
     vm::{Accelerator, Engine, KVM},
 };
 
-use super::vm_failure;
-use crate::Fleet;
+use super::{Microvms, vm_failure};
 
 /// The reason of a failure, without the console that may follow it.
 pub(super) fn first_line(failure: &Failure) -> String {
@@ -17,7 +16,7 @@ pub(super) fn first_line(failure: &Failure) -> String {
     why.lines().next().unwrap_or_default().to_owned()
 }
 
-impl Fleet {
+impl Microvms {
     /// Finds out, unless that was done in this boot, and writes it down.
     pub(super) fn probe_kvm(&self, setup: SetupRecord, tell: &dyn Fn(&str)) -> Result<SetupRecord, Failure> {
         let boot_id = sys::proc::boot_id().unwrap_or_default();
@@ -42,7 +41,7 @@ impl Fleet {
             }
         };
         let setup = SetupRecord { verdict: Some(KvmVerdict { accelerator, why, boot_id }), ..setup };
-        self.microvm_install().write(&setup).map_err(vm_failure)?;
+        self.install().write(&setup).map_err(vm_failure)?;
         Ok(setup)
     }
 

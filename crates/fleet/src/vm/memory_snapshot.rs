@@ -3,7 +3,9 @@
 use std::{fs, os::unix::fs::DirBuilderExt, path::Path};
 
 use body::{
-    BodyDir, ProcessState, process,
+    BodyDir, ProcessState,
+    driver::{LimitRequest, StartMode},
+    process,
     root::RootfsStack,
     snapshot::{self, SnapshotManifest},
     vm::{
@@ -14,14 +16,14 @@ use body::{
         stack::VmLayers,
     },
 };
-use proto::{Failure, Kind, Spec, event_data::BodyReceipt};
+use proto::{Failure, Kind, Spec};
 
-use super::vm_failure;
-use crate::{Create, Fleet, failures};
+use super::{Microvms, vm_failure};
+use crate::failures;
 
-impl Fleet {
+impl Microvms {
     /// Takes a machine's disk, and its memory if it runs. The caller has the Body's lock.
-    pub(crate) fn take_machine(
+    pub(super) fn take_snapshot(
         &self,
         dir: &BodyDir,
         spec: &Spec,
@@ -31,6 +33,11 @@ impl Fleet {
         let cannot = |what: &str, error: std::io::Error| {
             Failure::new(Kind::Host, what.to_owned()).because(error).hint("make room: pal gc")
         };
+        // A dependency layer is files on every layer, to be below others.
+        if manifest.dependency.is_some() {
+            return snapshot::take_from_disk(&self.context.launch.programs, dir.path(), spec, to, manifest)
+                .map_err(failures::snapshot);
+        }
         make_dir(to)?;
         let mut machine = self.freeze_into(dir, spec, to)?;
         if let (Some(frozen), false) = (&mut machine.frozen, manifest.for_forks) {
@@ -40,14 +47,14 @@ impl Fleet {
         }
         // Its disk holds what snapshots of disks below it had; those of files are still below it.
         let has_files = |id: &proto::SnapshotId| {
-            snapshot::read(&self.snapshot_path(id)).is_ok_and(|below| below.machine.is_none())
+            snapshot::read(&self.context.data.join("snapshots").join(id.as_str())).is_ok_and(|below| below.machine.is_none())
         };
         let below = manifest.below.iter().filter(|id| has_files(id)).cloned().collect();
         keep(to, SnapshotManifest { below, ..manifest }, machine)
     }
 
     /// Freezes a Body's machine into a directory, and says what is in it.
-    pub(crate) fn freeze_into(&self, dir: &BodyDir, spec: &Spec, to: &Path) -> Result<VmRecord, Failure> {
+    pub(super) fn freeze_into(&self, dir: &BodyDir, spec: &Spec, to: &Path) -> Result<VmRecord, Failure> {
         self.freeze_then(dir, spec, to, |_| Ok(()))
     }
 
@@ -78,7 +85,7 @@ impl Fleet {
 
     /// What will be in that directory when a Body's machine is frozen into it; its images are.
     fn describe(&self, dir: &BodyDir, spec: &Spec, to: &Path) -> Result<VmRecord, Failure> {
-        let setup = self.microvm_install().setup().map_err(vm_failure)?;
+        let setup = self.install().setup().map_err(vm_failure)?;
         let images: Vec<_> = (0..)
             .map(|index| dir.path().join(format!("image{index}")))
             .take_while(|path| path.exists())
@@ -118,7 +125,7 @@ impl Fleet {
         machine: VmRecord,
         last: impl FnOnce(&VmRecord) -> Result<(), Failure>,
     ) -> Result<VmRecord, Failure> {
-        super::cannot_freeze(spec)?;
+        super::shared_mounts::check_freeze(spec)?;
         let memory = machine.memory.0;
         let (running, paused) = match dir.condition().map_err(|error| failures::dir(&spec.id, error))? {
             ProcessState::Running(running) => (running, false),
@@ -151,18 +158,18 @@ impl Fleet {
     }
 
     /// What a Body on a snapshot of a machine is made from.
-    pub(crate) fn thawed_parts(
+    pub(super) fn snapshot_parts(
         &self,
         spec: &Spec,
         rootfs: &RootfsStack,
         dir: &Path,
         machine: &VmRecord,
-        cold: bool,
+        mode: StartMode,
     ) -> Result<VmParts, Failure> {
         let images = (0..machine.images).map(|index| dir.join(format!("image{index}"))).collect();
         let layout = VmLayers::of(rootfs, spec).layout;
         let mut parts = self.parts_with(spec, images, layout, Some(dir.join(UPPER_FILE)))?;
-        if machine.frozen.is_some() && !cold {
+        if machine.frozen.is_some() && mode == StartMode::Restore {
             if spec.share.is_some() {
                 return Err(Failure::new(
                     Kind::Usage,
@@ -170,7 +177,7 @@ impl Fleet {
                 )
                 .hint("boot it with its files: --boot"));
             }
-            let setup = self.microvm_install().setup().map_err(vm_failure)?;
+            let setup = self.install().setup().map_err(vm_failure)?;
             let frozen = machine.check(dir, &setup, &parts).map_err(|why| incomplete(&why))?;
             let (held, generation) = (frozen.held.clone(), machine.generation + 1);
             parts.start = VmStartMode::Thaw(VmSnapshotRef { dir: dir.to_owned(), held, generation });
@@ -200,61 +207,17 @@ fn make_dir(to: &Path) -> Result<(), Failure> {
     })
 }
 
-impl Fleet {
-    /// Has a machine that went on prove itself, and writes that down.
-    pub(crate) async fn receipt_of(
-        &self,
-        dir: &BodyDir,
-        id: &proto::BodyId,
-        how: &str,
-    ) -> Result<(), Failure> {
-        let began = std::time::Instant::now();
-        let sent = now_ns();
-        let receipt = self
-            .guest(id)
-            .receipt(sent)
-            .await
-            .map_err(|error| incomplete(&format!("its guest does not answer: {error}")))?
-            .bounded();
-        if !receipt.tree.is_sound() {
-            return Err(incomplete("its guest does not say what its files are"));
-        }
-        let offset = proto::vm::clock_offset_ms(&receipt, sent, now_ns());
-        if receipt.body != *id {
-            return Err(incomplete("its guest takes itself for another Body's"));
-        }
-        if offset.abs() > proto::vm::CLOCK_OFFSET_MAX_MS {
-            return Err(incomplete(&format!("its clock is {offset} ms off")));
-        }
-        let revival = proto::vm::StartReport {
-            board: dir.revival().map_or(0, |before| before.board),
-            how: how.to_owned(),
-            clock_offset_ms: offset,
-            took_ms: began.elapsed().as_millis() as u64,
-            receipt,
-        };
-        self.write(id, BodyReceipt { revival: revival.clone() })?;
-        dir.write_receipt(&revival).map_err(|error| {
-            Failure::new(Kind::Host, "cannot keep the receipt of the machine")
-                .because(error)
-                .hint("make room: pal gc")
-        })
-    }
-}
-
-fn now_ns() -> u64 {
-    std::time::SystemTime::now()
-        .duration_since(std::time::UNIX_EPOCH)
-        .map_or(0, |since| since.as_nanos() as u64)
-}
-
-/// Limits of a Body on a snapshot of a machine: that machine's own, where its memory goes on.
-pub(crate) fn inherit(request: &mut Create, machine: &VmRecord) -> Result<(), Failure> {
-    let limits = &mut request.limits;
+/// The limits of a Body that starts from a snapshot: those of the microVM in it, where its memory is restored.
+pub(super) fn inherit(
+    asked: &LimitRequest,
+    mode: StartMode,
+    machine: &VmRecord,
+) -> Result<LimitRequest, Failure> {
+    let mut limits = asked.clone();
     let cpu = limits.cpu_milli.unwrap_or(machine.cpus * 1000);
     let same = limits.memory.is_none_or(|memory| memory.0 & !0xf_ffff == machine.memory.0)
         && cpu.div_ceil(1000) == machine.cpus;
-    if machine.frozen.is_some() && !request.cold && !same {
+    if machine.frozen.is_some() && mode == StartMode::Restore && !same {
         return Err(Failure::new(
             Kind::Usage,
             format!(
@@ -281,7 +244,7 @@ pub(crate) fn inherit(request: &mut Create, machine: &VmRecord) -> Result<(), Fa
     }
     limits.disk = Some(machine.disk);
     limits.inodes = machine.inodes;
-    Ok(())
+    Ok(limits)
 }
 
 /// What was frozen cannot be thawed whole.

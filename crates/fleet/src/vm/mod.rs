@@ -1,19 +1,25 @@
 //! Machines: what a microVM of this fleet is made from.
 
 mod boot_proof;
-pub(crate) mod boot_snapshot;
-pub(crate) mod engines;
-mod jail;
+mod boot_snapshot;
+mod driver;
+mod findings;
+mod garbage;
+mod hypervisors;
+mod jailer_setup;
 mod kvm_probe;
 mod memory_snapshot;
 mod read_disk;
-mod share;
+mod shared_mounts;
 mod suspend;
-pub(crate) mod vm_pool;
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use body::{
+    driver::DriverContext,
     root::RootfsStack,
     vm::{
         self, LastBoot, MicrovmInstall, SetupRecord, VmError, VmParts, VmStartMode, images, kernel,
@@ -27,10 +33,10 @@ use proto::{
 
 use serde::Serialize;
 
-use crate::{Create, Fleet, templates::ProgressFn};
+use crate::{Settings, settings, templates::ProgressFn};
 
-pub(crate) use memory_snapshot::inherit;
-pub(crate) use share::{SHARE_TOOL, cannot_freeze, no_sharing_on_layer};
+pub(crate) use memory_snapshot::incomplete;
+use shared_mounts::SHARE_TOOL;
 
 /// A kernel that the user brings.
 #[derive(Debug, Clone)]
@@ -71,40 +77,45 @@ struct HypervisorChoice {
     accelerator: Accelerator,
 }
 
-impl Fleet {
-    /// For whoever boots the same without Palisade, to compare.
+/// The driver of the microVM layer: what microVMs of a data directory are made from, and how they are frozen.
+#[derive(Debug, Clone)]
+pub struct Microvms {
+    context: Arc<DriverContext>,
+}
+
+impl Microvms {
+    pub(crate) fn new(context: Arc<DriverContext>) -> Self {
+        Self { context }
+    }
+
+    fn install(&self) -> MicrovmInstall {
+        MicrovmInstall::of(&self.context.data)
+    }
+
+    fn settings(&self) -> Result<Settings, Failure> {
+        settings::read(&self.context.data)
+    }
+
+    /// What a benchmark needs to boot the same kernel without Palisade.
     pub fn boot_files(&self) -> Result<BootFiles, Failure> {
-        let install = self.microvm_install();
+        let install = self.install();
         let setup = install.setup().map_err(vm_failure)?;
         Ok(BootFiles {
             kernel: install.kernel(&setup),
             initrd: install
-                .initrd(&setup, &self.launch_context.programs, Engine::Qemu, None)
+                .initrd(&setup, &self.context.launch.programs, Engine::Qemu, None)
                 .map_err(vm_failure)?,
             cmdline: install.cmdline(&setup, Accelerator::Emulated, Engine::Qemu),
             memory: vm::plan::MEMORY_DEFAULT,
         })
     }
 
-    pub(crate) fn microvm_install(&self) -> MicrovmInstall {
-        MicrovmInstall::of(&self.data)
-    }
-
-    /// Whether microVMs were set up here.
-    pub fn has_microvms(&self) -> bool {
-        self.microvm_install().setup().is_ok()
-    }
-
     /// Prepares this host for microVMs: kernel, hypervisor, the image of this host. What is there is kept. At the end an
     /// emulated microVM boots and runs a command; what is set up is put into use only after that.
-    pub fn setup_microvm(
-        &self,
-        own: Option<CustomKernel>,
-        say: ProgressFn<'_>,
-    ) -> Result<SetupReport, Failure> {
+    pub fn setup(&self, own: Option<CustomKernel>, say: ProgressFn<'_>) -> Result<SetupReport, Failure> {
         let say = std::cell::RefCell::new(say);
         let tell = |what: &str| (say.borrow_mut())(what);
-        let install = self.microvm_install();
+        let install = self.install();
         let _turn = install.lock_setup().map_err(vm_failure)?;
         let mut refused: Vec<String> = Vec::new();
         let (setup, last_boot) = loop {
@@ -125,10 +136,10 @@ impl Fleet {
 
     /// What is set up, where it was seen to boot; set up now otherwise.
     fn proven_setup(&self, say: ProgressFn<'_>) -> Result<SetupRecord, Failure> {
-        let install = self.microvm_install();
+        let install = self.install();
         match (install.setup(), install.last_boot()) {
             (Ok(setup), Some(boot)) if boot.proves(&setup) => self.probe_kvm(setup, &|_| ()),
-            _ => Ok(self.setup_microvm(None, say)?.setup),
+            _ => Ok(self.setup(None, say)?.setup),
         }
     }
 
@@ -138,7 +149,7 @@ impl Fleet {
         refused: &[String],
         tell: &dyn Fn(&str),
     ) -> Result<SetupRecord, Failure> {
-        let install = self.microvm_install();
+        let install = self.install();
         install_tools(tell)?;
         let found = own.map(|own| kernel::KernelFiles {
             source: own.file.display().to_string(),
@@ -149,19 +160,19 @@ impl Fleet {
         if !images::host_is_made(&install.dir().join("images")) {
             tell("making an image of this host's programs");
         }
-        images::of_host(&self.launch_context.programs, &install.dir().join("images")).map_err(vm_failure)?;
-        if vm::share::find().is_err() {
+        images::of_host(&self.context.launch.programs, &install.dir().join("images")).map_err(vm_failure)?;
+        if vm::virtiofsd::find().is_err() {
             tell(&format!("directories cannot be shared with microVMs: virtiofsd is not here; {SHARE_TOOL}"));
         }
         Ok(setup)
     }
 
     /// What a machine of that spec is made from; it boots.
-    pub(crate) fn parts(&self, spec: &Spec, rootfs: &RootfsStack) -> Result<VmParts, Failure> {
+    fn parts(&self, spec: &Spec, rootfs: &RootfsStack) -> Result<VmParts, Failure> {
         // Asked first: images take a minute and gigabytes to make, and are of no use without the rest.
-        self.microvm_install().setup().map_err(vm_failure)?;
+        self.install().setup().map_err(vm_failure)?;
         let layers = VmLayers::of(rootfs, spec);
-        let images = self.images(&self.microvm_install(), spec, &layers)?;
+        let images = self.images(&self.install(), spec, &layers)?;
         self.parts_with(spec, images, layers.layout, None)
     }
 
@@ -172,7 +183,7 @@ impl Fleet {
         layout: VmLayout,
         disk: Option<PathBuf>,
     ) -> Result<VmParts, Failure> {
-        let setup = self.microvm_install().setup().map_err(vm_failure)?;
+        let setup = self.install().setup().map_err(vm_failure)?;
         let hypervisor = spec.engine.unwrap_or_default();
         let (root, accelerator) = self.engine_root(hypervisor, &setup)?;
         self.parts_by(
@@ -193,13 +204,12 @@ impl Fleet {
         disk: Option<PathBuf>,
     ) -> Result<VmParts, Failure> {
         let HypervisorChoice { hypervisor, root, accelerator } = by;
-        engines::fits(spec, images.len())?;
-        share::check_engine(spec, hypervisor)?;
-        let install = self.microvm_install();
+        hypervisors::fits(spec, images.len())?;
+        let install = self.install();
         let start = VmStartMode::Boot {
             kernel: install.kernel(setup),
             initrd: install
-                .initrd(setup, &self.launch_context.programs, hypervisor, spec.share)
+                .initrd(setup, &self.context.launch.programs, hypervisor, spec.share)
                 .map_err(vm_failure)?,
             cmdline: install.cmdline(setup, accelerator, hypervisor),
             disk,
@@ -219,42 +229,13 @@ impl Fleet {
         layers: &VmLayers,
     ) -> Result<Vec<PathBuf>, Failure> {
         let dir = install.dir().join("images");
-        let programs = &self.launch_context.programs;
+        let programs = &self.context.launch.programs;
         let mut found =
             if layers.host { images::of_host(programs, &dir).map_err(vm_failure)? } else { Vec::new() };
         let named: Vec<_> = layers.layers.iter().map(|(name, layer)| (name.as_str(), layer)).collect();
-        let room = engines::room(spec).saturating_sub(found.len());
+        let room = hypervisors::room(spec).saturating_sub(found.len());
         found.extend(images::of_layers(programs, &dir, &named, room).map_err(vm_failure)?);
         Ok(found)
-    }
-
-    /// Limits that a machine cannot have, and those it has when nothing is asked for.
-    pub(crate) fn machine_limits(&self, request: &Create) -> crate::LimitRequest {
-        let mut asked = request.limits.clone();
-        asked.memory = asked.memory.or(Some(vm::plan::MEMORY_DEFAULT));
-        asked.cpu_milli = asked.cpu_milli.or(Some(1000 * vm::plan::CPUS_DEFAULT.min(sys::proc::cpu_count())));
-        let room = Size((self.launch_context.capacity.disk.0 / 4) & !0xfff);
-        asked.disk = asked.disk.or(Some(vm::plan::DISK_DEFAULT.min(room)));
-        asked
-    }
-}
-
-/// What cannot be asked of a machine.
-pub(crate) fn check(request: &Create) -> Result<(), Failure> {
-    share::check(request)?;
-    let too_small = |what: &str, asked: Size, min: Size| {
-        Err(Failure::new(
-            Kind::Usage,
-            format!("{what} of {asked} is too small for a microVM: at least {min} is needed"),
-        )
-        .hint("ask for more, or for `--layer process`"))
-    };
-    match (request.limits.memory, request.limits.disk) {
-        (Some(memory), _) if memory < vm::plan::MEMORY_MIN => {
-            too_small("memory", memory, vm::plan::MEMORY_MIN)
-        }
-        (_, Some(disk)) if !vm::plan::disk_fits(disk) => too_small("disk", disk, Size(vm::disks::DISK_MIN)),
-        _ => Ok(()),
     }
 }
 
@@ -304,14 +285,14 @@ fn install_tools(tell: &dyn Fn(&str)) -> Result<(), Failure> {
 }
 
 /// A machine that cannot be put together, as a person meets it.
-pub(crate) fn vm_failure(error: VmError) -> Failure {
+fn vm_failure(error: VmError) -> Failure {
     let set_up = "set it up once: pal setup microvm";
     match error {
         VmError::NotSetUp => Failure::new(Kind::Host, "microVMs are not set up here").hint(set_up).hint("or choose `--layer process` (weaker: shares the host's kernel)"),
         VmError::Missing("apt-get") => {
             Failure::new(Kind::Host, "there is no apt-get here to fetch a kernel with").hint("bring one: pal setup microvm --kernel FILE --modules DIR")
         }
-        VmError::Missing(vm::share::VIRTIOFSD) => share::virtiofsd_missing(),
+        VmError::Missing(vm::virtiofsd::VIRTIOFSD) => shared_mounts::virtiofsd_missing(),
         VmError::Missing("xz") => {
             Failure::new(Kind::Host, "the kernel's modules are packed with xz, which is not here to unpack them").hint("apt-get install xz-utils")
         }

@@ -1,21 +1,19 @@
 //! Reading what a microVM wrote, whether it runs, is paused, stopped or dead.
 
-use std::path::PathBuf;
-
 use body::{
     BodyDir, ProcessState, process,
     vm::{freeze::HeldVm, upper_copy::UpperCopy},
 };
-use proto::{BodyId, Failure, Kind, Layer, Spec, launch::RunRecord};
+use proto::{Failure, Kind, Spec, launch::RunRecord};
 
-use super::vm_failure;
-use crate::{Fleet, failures};
+use super::{Microvms, vm_failure};
+use crate::failures;
 
 /// A running microVM that stands still, with everything it wrote on its disk.
 #[derive(Debug)]
-pub(crate) struct StillVm {
+pub(super) struct StillVm {
     held: HeldVm,
-    /// Where it was paused before: then it is paused again.
+    /// Its processes, where they were paused before: then they are paused again.
     paused: Option<RunRecord>,
 }
 
@@ -32,40 +30,28 @@ impl StillVm {
     }
 }
 
-impl Fleet {
-    /// Where a process Body's writes are.
-    pub(crate) fn upper_path(&self, id: &BodyId) -> PathBuf {
-        self.body_path(id).join("disk/upper")
-    }
-
-    /// Copies the repositories and the home of a microVM from its disk, where the Body is one. It stands still meanwhile.
-    pub(crate) fn read_disk(&self, spec: &Spec) -> Result<Option<UpperCopy>, Failure> {
-        if spec.layer != Layer::Microvm {
-            return Ok(None);
-        }
-        let dir = BodyDir::at(self.body_path(&spec.id));
-        let still = self.hold_still(&dir, spec)?;
-        let read = UpperCopy::read(&self.launch_context.programs, dir.path(), spec).map_err(|error| {
+impl Microvms {
+    /// Copies the repositories and the home of a microVM from its disk. The microVM stands still meanwhile.
+    pub(super) fn copy_upper(&self, dir: &BodyDir, spec: &Spec) -> Result<UpperCopy, Failure> {
+        let still = self.hold_still(dir, spec)?;
+        let read = UpperCopy::read(&self.context.launch.programs, dir.path(), spec).map_err(|error| {
             Failure::new(Kind::Host, format!("cannot read the disk of Body {}", spec.id))
                 .because(error)
                 .hint("make room: pal gc")
         });
         still.map_or(Ok(()), StillVm::release)?;
-        read.map(Some)
+        read
     }
 
     /// Has a microVM stand still that runs or is paused; none where the Body is neither.
-    pub(crate) fn hold_still(&self, dir: &BodyDir, spec: &Spec) -> Result<Option<StillVm>, Failure> {
-        if spec.layer != Layer::Microvm {
-            return Ok(None);
-        }
+    pub(super) fn hold_still(&self, dir: &BodyDir, spec: &Spec) -> Result<Option<StillVm>, Failure> {
         let condition = || dir.condition().map_err(|error| failures::dir(&spec.id, error));
         let paused = match condition()? {
             ProcessState::Running(_) => None,
             // Its guest must run to write what its kernel holds in memory.
             ProcessState::Paused(running) => {
                 process::resume(&running)
-                    .map_err(|error| failures::process("cannot let the Body go on", error))?;
+                    .map_err(|error| failures::process("cannot resume the Body", error))?;
                 Some(running)
             }
             _ => return Ok(None),

@@ -43,7 +43,7 @@ impl GarbageCollector<'_> {
                 add(kind, tree_bytes(&entry.path()));
             }
         }
-        for (kind, bytes) in self.machine_parts() {
+        for (kind, bytes) in self.fleet.drivers.all().flat_map(|driver| driver.disk_usage()) {
             add(kind, bytes);
         }
         for name in ["events.db", "events.db-wal"] {

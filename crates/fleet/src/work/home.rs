@@ -169,7 +169,7 @@ impl Homes<'_> {
     pub(crate) fn keep(&self, spec: &Spec) -> Result<(), Failure> {
         let Some(Home { name: Some(name), layers }) = &spec.home else { return Ok(()) };
         let area = proto::launch::area_dir(HOME);
-        let copy = self.fleet.read_disk(spec)?;
+        let copy = self.fleet.copy_upper(spec)?;
         let upper =
             copy.as_ref().map_or_else(|| self.fleet.upper_path(&spec.id), |copy| copy.path().to_owned());
         let cannot = |what: &str| {

@@ -85,7 +85,7 @@ impl Workspaces<'_> {
     /// Where the work of a Body can be read now. A microVM stands still while its disk is read; of other Bodies the caller
     /// says whether they do.
     pub(crate) fn readable_sources(&self, spec: &Spec) -> Result<Vec<BodyWorkspace>, Failure> {
-        let copy = if spec.workspaces.is_empty() { None } else { self.fleet.read_disk(spec)? };
+        let copy = if spec.workspaces.is_empty() { None } else { self.fleet.copy_upper(spec)? };
         self.sources_in(spec, copy)
     }
 
@@ -132,7 +132,7 @@ impl Workspaces<'_> {
         if spec.workspaces.is_empty() {
             return Err(no_workspace(id));
         }
-        if let Some(copy) = self.fleet.read_disk(&spec)? {
+        if let Some(copy) = self.fleet.copy_upper(&spec)? {
             return self.save_sources(self.sources_in(&spec, Some(copy))?);
         }
         self.freeze_for_save(&dir, &spec)?;

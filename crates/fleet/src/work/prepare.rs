@@ -6,7 +6,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use body::snapshot;
+use body::{
+    driver::{Capabilities, Capability},
+    snapshot,
+};
 use proto::{
     BodyId, Failure, Kind, Layer,
     event::hex,
@@ -20,6 +23,7 @@ use workspace::{Needs, Tool};
 use super::devcontainer::{self, BaseTemplate};
 use crate::{
     Create, ExecRequest, Force, OutputChunk, UpRequest, Workspaces,
+    drivers::DEFAULT_LAYER,
     egress::{EgressDenial, EgressSession},
     failures,
     work::Discard,
@@ -73,11 +77,12 @@ impl Workspaces<'_> {
             let wanted = devcontainer::resolve_variables(&footing, workspace, needs, &up.create.env, say);
             user = user.or(wanted);
         }
-        let prepared = settings(&footing, &all, up, user);
+        let layer = up.create.layer.unwrap_or(DEFAULT_LAYER);
+        let capabilities = self.fleet.drivers.get(layer)?.capabilities();
+        let prepared = settings(&footing, &all, up, user, capabilities);
         if all.iter().all(|(_, needs)| needs.steps.is_empty()) {
             return Ok(prepared);
         }
-        let layer = up.create.layer.unwrap_or(Layer::Process);
         let key = key(&footing, &all, &prepared, layer);
         let known = self.fleet.manifests().into_iter().filter(|manifest| manifest.dependency.is_some());
         let mut known: Vec<_> = known.collect();
@@ -260,9 +265,7 @@ impl Workspaces<'_> {
     async fn keep_dependencies(&self, body: &BodyId, origin: &str, key: &str) -> Result<String, Failure> {
         let (dir, spec, _lock) = self.fleet.lock_body(body)?;
         if let Some(running) = dir.running().map_err(|error| failures::dir(body, error))? {
-            let _still = self.fleet.hold_still(&dir, &spec)?;
-            body::process::kill(&dir, &running)
-                .map_err(|error| failures::process("cannot end the Body", error))?;
+            self.fleet.driver(&spec)?.kill_synced(&dir, &spec, &running)?;
             body::process::wait_unmounted(&running);
         }
         self.fleet.take_dependencies(&dir, &spec, origin, key).map(|id| id.to_string())
@@ -293,6 +296,7 @@ fn settings(
     all: &[(&Workspace, Needs)],
     up: &UpRequest,
     user: Option<String>,
+    capabilities: Capabilities,
 ) -> PreparedBase {
     let (mut env, mut path, mut mounts) = (footing.settings.env.clone(), Vec::new(), Vec::new());
     env.remove("PATH");
@@ -304,9 +308,9 @@ fn settings(
             needs.container.ports.iter().copied().filter(|port| !ports.contains(port)).collect::<Vec<_>>(),
         );
         path.extend(needs.path.iter().map(|dir| (*dir).to_owned()));
-        // A microVM sees no directory of the host: its template must have the toolchain.
+        // Where no directory of the host can be mounted, the template must have the toolchain.
         if needs.tools.iter().any(|tool| tool.program == "cargo")
-            && up.create.layer != Some(Layer::Microvm)
+            && capabilities.contains(Capability::LiveMounts)
             && mounts.is_empty()
             && (footing.is_host() || footing.template == up.create.template)
             && let Some(source) =
@@ -352,7 +356,7 @@ fn key(footing: &BaseTemplate, all: &[(&Workspace, Needs)], prepared: &PreparedB
         system
     ]);
     // A snapshot of files is mounted by the layer that it was taken on.
-    if let (true, Some(deciding)) = (layer != Layer::Process, deciding.as_array_mut()) {
+    if let (true, Some(deciding)) = (layer != DEFAULT_LAYER, deciding.as_array_mut()) {
         deciding.push(json!(layer));
     }
     hex(&Sha256::digest(deciding.to_string().as_bytes()))

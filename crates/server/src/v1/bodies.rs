@@ -8,7 +8,7 @@ use axum::{
 };
 use fleet::{BodyView, Create, Fleet, Force, Lease, Then};
 use proto::{
-    BodyId, Failure, Kind, Layer, Spec,
+    BodyId, Failure, Kind, Spec,
     spec::{Access, Mount},
 };
 use serde::{Deserialize, Serialize};
@@ -183,9 +183,9 @@ async fn create(
         return Ok((StatusCode::OK, Json(Body::new(view, lease))));
     }
     let create = wanted.into_create(&caller, request.map(|request| request.mark()))?;
-    if create.layer == Some(Layer::Microvm) && !app.fleet().has_microvms() {
-        let failure = Failure::new(Kind::Conflict, "microVMs are not set up on this server");
-        return Err(failure.hint("set them up once, on its host: pal setup microvm").into());
+    if let Some(layer) = create.layer {
+        // The client cannot set the layer up, and may choose another.
+        app.fleet().readiness(layer).map_err(|failure| Failure { kind: Kind::Conflict, ..failure })?;
     }
     let (asking, template) = (caller.clone(), create.template.clone());
     app.blocking(async move |fleet: &Fleet| authz::usable(fleet, &asking, &template)).await?;

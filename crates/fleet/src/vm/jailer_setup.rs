@@ -6,17 +6,17 @@ use std::path::{Path, PathBuf};
 
 use body::vm::{
     SetupRecord,
-    jail::{self, JAILER, JailSetup},
+    jailer::{self, JAILER, JailSetup},
 };
 use proto::{Failure, Kind, vm::Engine};
 
-use super::{engines::version, vm_failure};
-use crate::{Fleet, Setting, settings::NONE};
+use super::{Microvms, hypervisors::version, vm_failure};
+use crate::{Setting, settings::NONE};
 
 /// Where to get it.
 const GET_IT: &str = "it comes with Firecracker: https://github.com/firecracker-microvm/firecracker/releases; put it beside Firecracker, or name it: pal config set microvm.jailer FILE";
 
-impl Fleet {
+impl Microvms {
     /// The jailer of a machine under that hypervisor; none where it is not Firecracker.
     pub(super) fn jail_of(&self, which: Engine, setup: &SetupRecord) -> Result<Option<JailSetup>, Failure> {
         if which != Engine::Firecracker {
@@ -27,11 +27,11 @@ impl Fleet {
             Ok(jailer) => jailer,
             Err(why) => return Ok(Some(JailSetup::Absent { why })),
         };
-        let (install, programs) = (self.microvm_install(), &self.launch_context.programs);
+        let (install, programs) = (self.install(), &self.context.launch.programs);
         let place = install.jail(&jailer, programs).map_err(vm_failure)?;
         if !place.exists() {
             let version = version(JAILER, &jailer, GET_IT)?;
-            if !jail::is_whole(&jailer) {
+            if !jailer::is_whole(&jailer) {
                 return Err(Failure::new(Kind::Host, format!("{} needs libraries", jailer.display()))
                     .because("a jailer leaves the root in which they are before it has done its work")
                     .hint("take one that was linked statically, as those of releases are")
@@ -39,7 +39,7 @@ impl Fleet {
             }
             install.make_jail(&place, &jailer, programs, &version).map_err(vm_failure)?;
         }
-        jail::of(place, &firecracker).map(Some).map_err(vm_failure)
+        jailer::of(place, &firecracker).map(Some).map_err(vm_failure)
     }
 
     /// Where it is, or why it is not used.
@@ -56,7 +56,7 @@ impl Fleet {
             Some(named) => {
                 Err(Failure::new(Kind::NotFound, format!("there is no jailer {}", named.display())).hint(GET_IT))
             }
-            None => Ok(jail::find(firecracker).ok_or_else(|| format!("Firecracker's is not here: {GET_IT}"))),
+            None => Ok(jailer::find(firecracker).ok_or_else(|| format!("Firecracker's is not here: {GET_IT}"))),
         }
     }
 }

@@ -10,16 +10,15 @@ use std::{
 };
 
 use body::vm::{
-    HypervisorRecord, SetupRecord, VmError, hypervisor_root, images::IMAGES_MAX, record::VmRecord,
-    setup::KvmVerdict,
+    HypervisorRecord, SetupRecord, VmError, hypervisor_root, images::IMAGES_MAX, setup::KvmVerdict,
 };
 use proto::{
-    Failure, Kind, Layer, Spec,
+    Failure, Kind, Spec,
     vm::{Accelerator, Engine, KVM},
 };
 
-use super::vm_failure;
-use crate::{Fleet, Settings, templates::ProgressFn};
+use super::{Microvms, vm_failure};
+use crate::{Settings, templates::ProgressFn};
 
 /// Most disks below the upper of a machine that Firecracker drives: it has no room for more devices.
 const FIRECRACKER_IMAGES_MAX: usize = 14;
@@ -28,21 +27,7 @@ const DEVICES_MAX: usize = 21;
 const VERSION_LEN_MAX: u64 = 120;
 const VERSION_PATIENCE: Duration = Duration::from_secs(10);
 
-impl Fleet {
-    /// What drives a new machine: what was asked for, what froze it, or what was decided for those that ask for nothing.
-    pub(crate) fn engine_of(
-        &self,
-        layer: Layer,
-        asked: Option<Engine>,
-        frozen: Option<&VmRecord>,
-    ) -> Result<Option<Engine>, Failure> {
-        match (layer, asked.or(frozen.map(|machine| machine.hypervisor))) {
-            (Layer::Microvm, None) => Ok(Some(self.settings()?.engine.unwrap_or_default())),
-            (Layer::Microvm, chosen) => Ok(chosen),
-            _ => Ok(None),
-        }
-    }
-
+impl Microvms {
     /// Prepares a hypervisor besides QEMU: remembers where it is, and finds out by starting a machine whether it runs.
     pub fn setup_engine(
         &self,
@@ -71,23 +56,23 @@ impl Fleet {
             version: version(which.name(), &found, &where_to_get(which))?,
             verdict: None,
         };
-        self.microvm_install().remember(which, &known).map_err(vm_failure)?;
-        if let Some(jail) = self.jail_of(which, &self.microvm_install().setup().map_err(vm_failure)?)? {
-            say(&super::jail::said(&jail));
+        self.install().remember(which, &known).map_err(vm_failure)?;
+        if let Some(jail) = self.jail_of(which, &self.install().setup().map_err(vm_failure)?)? {
+            say(&super::jailer_setup::said(&jail));
         }
         say(&format!("trying whether the processor runs machines under {which}"));
         known.verdict = Some(self.probe_engine(which)?);
-        self.microvm_install().remember(which, &known).map_err(vm_failure)?;
+        self.install().remember(which, &known).map_err(vm_failure)?;
         Ok(known)
     }
 
     fn probe_engine(&self, which: Engine) -> Result<KvmVerdict, Failure> {
         let boot_id = sys::proc::boot_id().unwrap_or_default();
-        let setup = self.microvm_install().setup().map_err(vm_failure)?;
+        let setup = self.install().setup().map_err(vm_failure)?;
         let (accelerator, why) = match self.try_engine(&setup, which) {
             Ok(()) => (Accelerator::Kvm, "a machine was booted with it".to_owned()),
             // That says nothing of the processor.
-            Err(failure) if super::jail::is_its_fault(&failure) => return Err(failure),
+            Err(failure) if super::jailer_setup::is_its_fault(&failure) => return Err(failure),
             Err(failure) => (Accelerator::Emulated, super::kvm_probe::first_line(&failure)),
         };
         Ok(KvmVerdict { accelerator, why, boot_id })
@@ -107,7 +92,7 @@ impl Fleet {
         which: Engine,
         setup: &SetupRecord,
     ) -> Result<(PathBuf, Accelerator), Failure> {
-        let install = self.microvm_install();
+        let install = self.install();
         if which.emulates() {
             let accelerator =
                 setup.verdict.as_ref().map_or(Accelerator::Emulated, |verdict| verdict.accelerator);
@@ -216,7 +201,7 @@ fn first_words(program: &Path) -> io::Result<String> {
 }
 
 /// What is known of each hypervisor, for whoever wants to know what this host lacks.
-pub(crate) fn report(
+pub(super) fn report(
     setup: Option<&SetupRecord>,
     settings: &Settings,
 ) -> Vec<(Engine, Result<String, String>, Option<String>)> {

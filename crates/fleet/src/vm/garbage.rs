@@ -10,43 +10,41 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use body::vm::{SetupRecord, images, jail, setup, share};
-use proto::Failure;
+use body::{
+    driver::{DriverGarbage, LayerInUse},
+    vm::{SetupRecord, images, jailer, setup, virtiofsd},
+};
 
-use crate::vm::boot_snapshot::AGE_MAX;
-use crate::{GarbageCollector, GarbageItem, GcMode, Status};
+use super::{Microvms, boot_snapshot::AGE_MAX};
 
 /// An image of a state that this host was in is kept for so long: it may come back.
 const HOST_AGE_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
 
-impl GarbageCollector<'_> {
-    /// Finds what nobody needs, and removes it.
-    pub(crate) fn sweep_machines(&self, sweep: GcMode, found: &mut Vec<GarbageItem>) -> Result<(), Failure> {
-        let ground = self.fleet.microvm_install();
-        let Ok(setup) = ground.setup() else { return Ok(()) };
-        if ground.dir().is_symlink() {
-            return Ok(());
+impl Microvms {
+    /// Finds what microVMs do not need any more.
+    pub(super) fn find_garbage(&self, in_use: LayerInUse) -> Vec<DriverGarbage> {
+        let install = self.install();
+        let Ok(setup) = install.setup() else { return Vec::new() };
+        if install.dir().is_symlink() {
+            return Vec::new();
         }
-        let mut take = |kind: &'static str, path: PathBuf, why: &str| {
-            found.push(GarbageItem { kind, name: name_of(&path), bytes: bytes(&path), why: why.to_owned() });
-            if sweep == GcMode::Remove {
-                let _ = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
-            }
+        let item = |kind, path: PathBuf, why| DriverGarbage { kind, bytes: bytes(&path), path, why };
+        let snapshots = self.old_warm(&setup).into_iter().map(|(path, why)| item("warm machine", path, why));
+        let images = self
+            .old_images(&install.dir().join("images"))
+            .into_iter()
+            .map(|path| item("image", path, "no template or host as it is now is in it"));
+        let parts = match in_use {
+            LayerInUse::Yes => Vec::new(),
+            LayerInUse::No => self.old_parts(install.dir(), &setup),
         };
-        for (path, why) in self.old_warm(&setup) {
-            take("warm machine", path, why);
-        }
-        for path in self.old_images(&ground.dir().join("images")) {
-            take("image", path, "no template or host as it is now is in it");
-        }
-        for path in self.old_parts(ground.dir(), &setup)? {
-            take("microvm parts", path, "another version took its place");
-        }
-        Ok(())
+        let parts =
+            parts.into_iter().map(|path| item("microvm parts", path, "another version took its place"));
+        snapshots.chain(images).chain(parts).collect()
     }
 
     fn old_warm(&self, setup: &SetupRecord) -> Vec<(PathBuf, &'static str)> {
-        let dir = self.fleet.boot_snapshot_dir();
+        let dir = self.boot_snapshot_dir();
         // Whoever makes one holds this.
         let Ok(lock) = fs::File::create(dir.join("lock")) else { return Vec::new() };
         if rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive).is_err() {
@@ -60,7 +58,7 @@ impl GarbageCollector<'_> {
         if path.extension().is_some() {
             return Some("it was never finished");
         }
-        match self.fleet.boot_snapshot_at(path) {
+        match self.boot_snapshot_at(path) {
             None => Some("its record cannot be read"),
             Some(machine) if machine.engine != setup.engine || machine.kernel != setup.kernel => {
                 Some("it was made with another kernel or hypervisor")
@@ -70,7 +68,7 @@ impl GarbageCollector<'_> {
     }
 
     fn old_images(&self, dir: &Path) -> Vec<PathBuf> {
-        let (layers, snapshots) = (self.fleet.templates().layers_dir(), self.fleet.data.join("snapshots"));
+        let (layers, snapshots) = (self.context.data.join("layers"), self.context.data.join("snapshots"));
         let needless = |path: &PathBuf| {
             let name = name_of(path);
             match (name.strip_suffix(".erofs"), path.extension().and_then(|end| end.to_str())) {
@@ -99,42 +97,35 @@ impl GarbageCollector<'_> {
         entries(dir).into_iter().filter(needless).collect()
     }
 
-    /// Kernels, hypervisors and first file systems that are not those of today, where no machine runs.
-    fn old_parts(&self, dir: &Path, setup: &SetupRecord) -> Result<Vec<PathBuf>, Failure> {
-        let runs = |view: &crate::BodyView| {
-            view.spec.layer == proto::Layer::Microvm
-                && matches!(view.status, Status::Running | Status::Paused)
-        };
-        if self.fleet.list()?.iter().any(runs) {
-            return Ok(Vec::new());
-        }
-        let sharer = share::find().and_then(|program| share::name(&program)).unwrap_or_default();
+    /// Kernels, hypervisors and initramfs images other than those in use today.
+    fn old_parts(&self, dir: &Path, setup: &SetupRecord) -> Vec<PathBuf> {
+        let sharer = virtiofsd::find().and_then(|program| virtiofsd::name(&program)).unwrap_or_default();
         let today =
             [setup.kernel.as_str(), setup.engine.as_str(), &setup::share_modules(&setup.kernel), &sharer];
         let old = |path: &PathBuf| {
             let name = name_of(path);
-            ["kernel-", "engine-", "sharing-", share::PREFIX, jail::PREFIX]
+            ["kernel-", "engine-", "sharing-", virtiofsd::PREFIX, jailer::PREFIX]
                 .iter()
                 .any(|begins| name.starts_with(begins))
                 && !today.contains(&name.as_str())
         };
-        let version = name_of(&self.fleet.launch_context.programs.launch);
+        let version = name_of(&self.context.launch.programs.launch);
         let initrds = entries(&dir.join("initrd")).into_iter().filter(|path| {
             !name_of(path).contains(&format!("-{version}")) || !name_of(path).starts_with(&setup.kernel)
         });
-        Ok(entries(dir).into_iter().filter(old).chain(initrds).collect())
+        entries(dir).into_iter().filter(old).chain(initrds).collect()
     }
 
-    /// What the parts of machines take: kind and bytes of each.
-    pub(crate) fn machine_parts(&self) -> Vec<(&'static str, u64)> {
-        let ground = self.fleet.microvm_install();
+    /// What microVMs keep on disk: kind and bytes of each.
+    pub(super) fn measure_parts(&self) -> Vec<(&'static str, u64)> {
+        let ground = self.install();
         let of = |place: &str, kind: &'static str| {
             entries(&ground.dir().join(place))
                 .into_iter()
                 .filter(|path| name_of(path) != "lock")
                 .map(move |path| (kind, bytes(&path)))
         };
-        let warm = entries(&self.fleet.boot_snapshot_dir())
+        let warm = entries(&self.boot_snapshot_dir())
             .into_iter()
             .filter(|path| path.is_dir())
             .map(|path| ("warm machines", own_bytes(&path)));

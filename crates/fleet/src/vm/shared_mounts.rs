@@ -2,26 +2,15 @@
 //!
 //! Invariant: a machine with one boots; its memory is never frozen, for what shares the directory cannot be frozen with it.
 
-use body::vm::share::SHARES_MAX;
-use proto::{Failure, Kind, Layer, Spec, vm::Engine};
+use body::vm::virtiofsd::SHARES_MAX;
+use proto::{Failure, Kind, Spec, vm::Engine};
 
-use crate::Create;
-
-/// Whether a machine can be given what is asked for.
-pub(super) fn check(request: &Create) -> Result<(), Failure> {
+/// Refuses mounts that cannot be shared with a microVM.
+pub(super) fn check(spec: &Spec) -> Result<(), Failure> {
     let usage = |what: String, hint: &str| Err(Failure::new(Kind::Usage, what).hint(hint));
-    let mounts = &request.mounts;
-    match request.share {
-        None if mounts.is_empty() => Ok(()),
-        None => usage(
-            "a microVM shows nothing of the host unless it is told to share it live".to_owned(),
-            "copy it in: pal cp FILE BODY:PATH",
-        )
-        .map_err(|failure| {
-            failure.hint(
-                "or share it: --mount SRC:DST,type=virtiofs (such a microVM has no snapshots of its memory)",
-            )
-        }),
+    let mounts = &spec.mounts;
+    match spec.share {
+        None => Ok(()),
         Some(share) if mounts.is_empty() => usage(
             format!("the Body is to share its mounts by {}, and has no mount", share.name()),
             "name a directory: --mount SRC:DST,type=virtiofs, or SRC:DST:rw,type=virtiofs",
@@ -49,14 +38,8 @@ pub(super) fn check_engine(spec: &Spec, hypervisor: Engine) -> Result<(), Failur
     Ok(())
 }
 
-/// Only machines need to be told how.
-pub(crate) fn no_sharing_on_layer(layer: Layer) -> Failure {
-    Failure::new(Kind::Usage, format!("what is mounted in a Body on layer {layer} is always live"))
-        .hint("leave `,type=virtiofs` out, or choose `--layer microvm`")
-}
-
 /// What shares a directory is beside the machine, and has a state that nobody can write down.
-pub(crate) fn cannot_freeze(spec: &Spec) -> Result<(), Failure> {
+pub(super) fn check_freeze(spec: &Spec) -> Result<(), Failure> {
     if spec.share.is_none() {
         return Ok(());
     }
@@ -76,5 +59,5 @@ pub(super) fn virtiofsd_missing() -> Failure {
 }
 
 /// Debian 12 has it with QEMU, later ones by itself.
-pub(crate) const SHARE_TOOL: &str =
+pub(super) const SHARE_TOOL: &str =
     "install it: apt-get install qemu-system-common, or virtiofsd where that is a package of its own";

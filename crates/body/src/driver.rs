@@ -1,0 +1,485 @@
+//! How one layer makes, freezes and ends a Body. Everything done *in* a Body goes over its guest stream and knows no layer.
+//!
+//! A driver describes its layer by data: [`Capabilities`]. `fleet` asks for a capability before it uses it, and a missing
+//! one is one error, made in [`missing`].
+//!
+//! ```text
+//! limits, engine, check        before anything exists: what the Body gets, or why it cannot be had
+//! prepare                      spec + root + origin → a recipe: disks, images and programs that a start needs
+//! Recipe::begin                recipe + directory → a supervisor that starts the guest
+//! pause, resume, kill          on the Body's processes
+//! snapshot, suspend            what is kept of a Body when it is frozen
+//! pool_shape, assign           Bodies that are started before a caller asks for one
+//! readiness, examine, garbage  what this host has for the layer
+//! ```
+//!
+//! Invariant: `check` refuses all that can be refused before a directory, an id or an event of the Body exists.
+//! Invariant: a recipe may be used for many Bodies, by several threads.
+//! Absent on purpose: events and leases. A driver returns what happened, and `fleet` records it.
+
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use proto::{
+    BodyId, Failure, Kind, Layer, Limits, MechanismStatus, Size, Spec,
+    guest::GuestConfig,
+    launch::RunRecord,
+    limits::HostCapacity,
+    secret::{self, Purpose},
+    spec::Life,
+    vm::{Engine, StartReport, VmMetrics},
+};
+use serde::Serialize;
+
+use crate::{
+    BodyDir, failure,
+    process::{self, LaunchContext, Launcher, StartingBody},
+    root::RootfsStack,
+    snapshot::SnapshotManifest,
+    vm::upper_copy::UpperCopy,
+};
+
+/// What the drivers of one data directory share.
+#[derive(Debug)]
+pub struct DriverContext {
+    /// How launchers are started, and what this host has.
+    pub launch: Arc<LaunchContext>,
+    /// The data directory.
+    pub data: PathBuf,
+    /// The secret from which tokens are derived.
+    pub key: String,
+}
+
+impl DriverContext {
+    /// The token that callers of a Body's guest must send: derived from the key of the data directory, and stored nowhere.
+    pub fn token(&self, body: &BodyId) -> String {
+        secret::derive(&self.key, Purpose::GuestToken, &[body.as_str()])
+    }
+
+    /// The directory of a Body.
+    pub fn body_path(&self, body: &BodyId) -> PathBuf {
+        self.data.join("bodies").join(body.as_str())
+    }
+}
+
+/// One thing that a layer may be able to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Capability {
+    /// A snapshot holds memory, and a Body can be suspended to disk.
+    MemorySnapshots,
+    /// Repositories whose work can be saved and landed.
+    Workspaces,
+    /// Homes that outlive a Body.
+    Homes,
+    /// An egress proxy.
+    Egress,
+    /// Files and directories of the host, mounted as they are.
+    LiveMounts,
+    /// Directories of the host, shared by a program beside the Body.
+    SharedMounts,
+    /// A guest that was resumed proves its identity, clock and files.
+    Receipts,
+    /// User ids of its own, whatever ids of the host hold the Body.
+    OwnIds,
+}
+
+impl Capability {
+    /// What a person calls it, and what to do where a layer has none.
+    fn describe(self) -> (&'static str, &'static [&'static str]) {
+        match self {
+            Self::MemorySnapshots => (
+                "memory snapshots",
+                &["keep its memory in RAM: pal pause BODY", "or choose `--layer microvm` when you create it"],
+            ),
+            Self::Workspaces => {
+                ("workspaces", &["choose `--layer process`, or copy files: pal cp DIR BODY:PATH"])
+            }
+            Self::Homes => ("homes", &["leave --home out, or choose `--layer process`"]),
+            Self::Egress => ("egress proxy", &["leave --allow out, or choose `--layer process`"]),
+            Self::LiveMounts => (
+                "live mounts",
+                &[
+                    "copy it in: pal cp FILE BODY:PATH",
+                    "or share it: --mount SRC:DST,type=virtiofs (such a microVM has no memory snapshots)",
+                ],
+            ),
+            Self::SharedMounts => (
+                "shared mounts",
+                &["leave `,type=virtiofs` out: its mounts are always live; or choose `--layer microvm`"],
+            ),
+            Self::Receipts => ("receipts", &[]),
+            Self::OwnIds => ("ids of its own", &[]),
+        }
+    }
+}
+
+/// What a layer can do: data, not code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Capabilities {
+    /// The capabilities that it has.
+    pub has: &'static [Capability],
+    /// The engines among which a caller can choose; none where the layer is our own code alone.
+    pub engines: &'static [Engine],
+}
+
+impl Capabilities {
+    /// Whether it has that one.
+    pub fn contains(&self, capability: Capability) -> bool {
+        self.has.contains(&capability)
+    }
+}
+
+/// The one error about a capability that a layer does not have.
+pub fn missing(layer: Layer, capability: Capability) -> Failure {
+    let (name, hints) = capability.describe();
+    let failure = Failure::new(Kind::Usage, format!("layer {layer} has no {name}"));
+    hints.iter().fold(failure, |failure, hint| failure.hint(*hint))
+}
+
+/// Limits as a caller asks for them; the driver fills in the rest.
+#[derive(Debug, Clone, Default)]
+pub struct LimitRequest {
+    /// Memory.
+    pub memory: Option<Size>,
+    /// CPU time in thousandths of one CPU.
+    pub cpu_milli: Option<u32>,
+    /// Processes and threads.
+    pub pids: Option<u32>,
+    /// Private upper.
+    pub disk: Option<Size>,
+    /// Files and directories in the private upper; follows the disk if none.
+    pub inodes: Option<u64>,
+    /// Open files of one process.
+    pub files: Option<u32>,
+    /// Life of the Body.
+    pub wall: Option<Duration>,
+    /// Output kept for the log, for each exec.
+    pub output: Option<Size>,
+}
+
+impl LimitRequest {
+    /// The limits of a Body whose upper is a part of `host`, checked against what the host has.
+    pub fn resolve(&self, life: Life, host: HostCapacity) -> Result<Limits, Failure> {
+        let mut limits = Limits::default_on(host);
+        limits.memory = self.memory.unwrap_or(limits.memory);
+        limits.cpu_milli = self.cpu_milli.unwrap_or(limits.cpu_milli);
+        limits.pids = self.pids.unwrap_or(limits.pids);
+        limits.files = self.files.unwrap_or(limits.files);
+        limits.output = self.output.unwrap_or(limits.output);
+        limits.wall_ms = self.wall.map(|wall| wall.as_millis() as u64);
+        limits.disk = match (self.disk, life) {
+            (Some(disk), _) => disk,
+            // Files in memory count as memory, so they get at most half of it.
+            (None, Life::Run) => Size((limits.memory.0 / 2).max(proto::limits::DISK_MIN.0)),
+            (None, Life::Kept) => Size((host.disk.0 / 4).max(proto::limits::DISK_MIN.0)),
+        };
+        limits.inodes = self.inodes.unwrap_or_else(|| Limits::inodes_of(limits.disk));
+        limits.check(host).map_err(|error| {
+            Failure::new(Kind::Usage, error.to_string()).hint("see this host's capacity: pal doctor")
+        })?;
+        Ok(limits)
+    }
+}
+
+/// Whether a start may continue from memory that was saved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StartMode {
+    /// From saved memory, where there is some.
+    Restore,
+    /// From files alone: `--boot`.
+    Boot,
+}
+
+/// A snapshot that a Body starts from.
+#[derive(Debug, Clone)]
+pub struct SnapshotSource {
+    /// Its directory.
+    pub dir: PathBuf,
+    /// Its manifest.
+    pub manifest: SnapshotManifest,
+}
+
+/// What a Body starts from.
+#[derive(Debug, Clone)]
+pub enum Origin {
+    /// A template, with an upper that is empty.
+    Template(StartMode),
+    /// A snapshot.
+    Snapshot(Box<SnapshotSource>, StartMode),
+    /// Its own files, from an earlier start.
+    Files,
+    /// Its own memory, which [`Driver::suspend`] saved.
+    Suspended,
+}
+
+impl Origin {
+    /// The snapshot, if it is one.
+    pub fn snapshot(&self) -> Option<&SnapshotSource> {
+        match self {
+            Self::Snapshot(source, _) => Some(source),
+            _ => None,
+        }
+    }
+}
+
+/// When the pool starts a Body of a shape that was asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refill {
+    /// At once, if the two last requests of its layer were alike: a start is cheap, and the shape is the whole request.
+    AtOnce,
+    /// After the Body that was asked for has had its first command, when a CPU is idle: a start takes a CPU for long.
+    WhenIdle,
+}
+
+/// What a Body that waits in the pool is started as.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PoolShape {
+    /// Its spec, without what [`Driver::assign`] tells it later.
+    pub spec: Spec,
+    /// Memory that it takes while it waits.
+    pub memory: Size,
+    /// When it is started.
+    pub refill: Refill,
+}
+
+/// One thing that was examined on this host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct DoctorFinding {
+    /// What.
+    pub name: String,
+    /// How far it works.
+    pub state: MechanismStatus,
+    /// What was seen.
+    pub detail: String,
+    /// The command that helps.
+    pub fix: Option<String>,
+}
+
+/// What `pal doctor` tells of a layer.
+#[derive(Debug, Default)]
+pub struct Examination {
+    /// Each thing that was examined.
+    pub findings: Vec<DoctorFinding>,
+    /// Why no Body should be started on it here, if there is a reason.
+    pub lacks: Option<String>,
+}
+
+/// Something that a driver keeps on disk and does not need any more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DriverGarbage {
+    /// What kind of thing.
+    pub kind: &'static str,
+    /// Where it is.
+    pub path: PathBuf,
+    /// Bytes on disk.
+    pub bytes: u64,
+    /// Why it can go.
+    pub why: &'static str,
+}
+
+/// Whether a Body of a driver's layer runs or is paused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LayerInUse {
+    /// One does.
+    Yes,
+    /// None does.
+    No,
+}
+
+/// How one layer makes, freezes and ends a Body.
+pub trait Driver: fmt::Debug + Send + Sync {
+    /// The layer.
+    fn layer(&self) -> Layer;
+
+    /// What it can do.
+    fn capabilities(&self) -> Capabilities;
+
+    /// Whether the layer is set up on this host, or how to do that.
+    fn readiness(&self) -> Result<(), Failure> {
+        Ok(())
+    }
+
+    /// The limits of a Body, or why it cannot have them here.
+    fn limits(&self, asked: &LimitRequest, life: Life, origin: &Origin) -> Result<Limits, Failure>;
+
+    /// The engine of a Body that may have asked for one.
+    fn engine(&self, asked: Option<Engine>, _origin: &Origin) -> Result<Option<Engine>, Failure> {
+        Ok(asked)
+    }
+
+    /// Refuses what this layer cannot start, beyond what its capabilities say. The spec has no id and no host ids yet.
+    fn check(&self, spec: &Spec, origin: &Origin) -> Result<(), Failure>;
+
+    /// Prepares what the start of such a Body needs.
+    fn prepare(&self, spec: &Spec, rootfs: RootfsStack, origin: &Origin) -> Result<Arc<dyn Recipe>, Failure>;
+
+    /// Learns of a Body of its layer that came up.
+    fn note_started(&self, _spec: &Spec, _report: &StartReport) {}
+
+    /// Stops every process of a Body where it stands.
+    fn pause(&self, running: &RunRecord) -> Result<(), Failure> {
+        process::pause(running).map_err(|error| failure::process("cannot pause the Body", error))
+    }
+
+    /// Lets every process of a Body go on.
+    fn resume(&self, running: &RunRecord) -> Result<(), Failure> {
+        process::resume(running).map_err(|error| failure::process("cannot resume the Body", error))
+    }
+
+    /// Ends every process of a Body, and waits until its supervisor has recorded that.
+    fn kill(&self, dir: &BodyDir, running: &RunRecord) -> Result<(), Failure> {
+        process::kill(dir, running).map_err(|error| failure::process("cannot end the Body", error))
+    }
+
+    /// Ends every process of a Body after everything it wrote can be read, as far as its guest still answers.
+    fn kill_synced(&self, dir: &BodyDir, _spec: &Spec, running: &RunRecord) -> Result<(), Failure> {
+        self.kill(dir, running)
+    }
+
+    /// Copies the repositories and the home of a Body whose upper is not plain files; none where it is. A Body that runs
+    /// stands still meanwhile.
+    fn copy_upper(&self, _dir: &BodyDir, _spec: &Spec) -> Result<Option<UpperCopy>, Failure> {
+        Ok(None)
+    }
+
+    /// Takes a snapshot into the directory `to`, which does not exist yet. The caller holds the Body's lock, and removes
+    /// `to` where this fails.
+    fn snapshot(
+        &self,
+        dir: &BodyDir,
+        spec: &Spec,
+        to: &Path,
+        manifest: SnapshotManifest,
+    ) -> Result<SnapshotManifest, Failure>;
+
+    /// Refuses to suspend a Body whose memory cannot be saved.
+    fn check_suspend(&self, _spec: &Spec) -> Result<(), Failure> {
+        Err(missing(self.layer(), Capability::MemorySnapshots))
+    }
+
+    /// Saves a running Body's memory in its directory and ends its processes; [`Origin::Suspended`] continues it. The
+    /// caller holds the Body's lock.
+    fn suspend(&self, _dir: &BodyDir, _spec: &Spec, _running: &RunRecord) -> Result<(), Failure> {
+        Err(missing(self.layer(), Capability::MemorySnapshots))
+    }
+
+    /// What a pooled Body for such a spec is started as; none where it cannot wait in a pool.
+    fn pool_shape(&self, _spec: &Spec) -> Option<PoolShape> {
+        None
+    }
+
+    /// How many Bodies of one shape may wait.
+    fn pool_size(&self) -> usize {
+        0
+    }
+
+    /// Tells a pooled Body whose it is; what it proved then, where its layer has receipts.
+    fn assign(&self, _dir: &BodyDir, _config: &GuestConfig) -> Result<Option<StartReport>, Failure> {
+        Ok(None)
+    }
+
+    /// What the Body uses, as its engine knows it; none where the engine does not tell.
+    fn metrics(&self, _dir: &BodyDir) -> Option<VmMetrics> {
+        None
+    }
+
+    /// Examines what this host has for the layer.
+    fn examine(&self) -> Examination {
+        Examination::default()
+    }
+
+    /// What it keeps on disk and does not need any more.
+    fn garbage(&self, _in_use: LayerInUse) -> Vec<DriverGarbage> {
+        Vec::new()
+    }
+
+    /// What it keeps on disk: kind and bytes of each.
+    fn disk_usage(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
+}
+
+/// All that the start of a Body needs, ready to be used any number of times.
+pub trait Recipe: fmt::Debug + Send + Sync {
+    /// Tells recipes apart that were prepared for the same [`PoolShape`].
+    fn key(&self) -> String {
+        String::new()
+    }
+
+    /// Sends a launcher the plan of the Body in `dir`.
+    fn begin(
+        &self,
+        launcher: Launcher,
+        dir: &BodyDir,
+        spec: &Spec,
+        token: &str,
+    ) -> Result<StartingBody, Failure>;
+}
+
+/// Refuses what a driver's capabilities rule out, and then what the driver itself refuses.
+pub fn check(driver: &dyn Driver, spec: &Spec, origin: &Origin) -> Result<(), Failure> {
+    let (layer, capabilities) = (driver.layer(), driver.capabilities());
+    if let Some(source) = origin.snapshot()
+        && source.manifest.layer != layer
+    {
+        let taken_on = source.manifest.layer;
+        return Err(Failure::new(
+            Kind::Usage,
+            format!("the snapshot was taken on layer {taken_on} and cannot start on layer {layer}"),
+        )
+        .hint(format!("choose it: --layer {taken_on}")));
+    }
+    if let Some(engine) = spec.engine
+        && !capabilities.engines.contains(&engine)
+    {
+        return Err(Failure::new(Kind::Usage, format!("layer {layer} has no engine {engine}"))
+            .hint("leave --engine out, or choose the layer that has it: `--layer microvm`"));
+    }
+    let needs = [
+        (!spec.workspaces.is_empty(), Capability::Workspaces),
+        (spec.home.is_some(), Capability::Homes),
+        (spec.egress.is_some(), Capability::Egress),
+        (spec.share.is_some(), Capability::SharedMounts),
+        (spec.share.is_none() && !spec.mounts.is_empty(), Capability::LiveMounts),
+    ];
+    match needs.into_iter().find(|(needed, capability)| *needed && !capabilities.contains(*capability)) {
+        Some((_, capability)) => Err(missing(layer, capability)),
+        None => driver.check(spec, origin),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn guest_tokens_are_keyed_hashes() {
+        let token = |key: &str| {
+            let launch = Arc::new(LaunchContext {
+                programs: crate::programs::Programs { launch: PathBuf::new() },
+                capacity: HostCapacity { memory: Size(0), cpus: 1, disk: Size(0) },
+                cgroups: Default::default(),
+                flush: proto::egress::Flush::Kernel,
+            });
+            let context = DriverContext { launch, data: PathBuf::new(), key: key.to_owned() };
+            context.token(&"abc".parse().unwrap())
+        };
+        // As Python's hmac module computes it.
+        let expected = "488dfb23c644746830ec3d47bd7001c2759500764e2b1e07206776dab9d1fa06";
+        assert_eq!(token("a key"), expected);
+        assert_ne!(token("another key"), expected);
+    }
+
+    #[test]
+    fn a_missing_capability_is_one_error_with_a_hint() {
+        let failure = missing(Layer::Process, Capability::MemorySnapshots);
+        assert_eq!(failure.to_string(), "layer process has no memory snapshots");
+        assert_eq!(failure.kind, Kind::Usage);
+        assert!(failure.hints[0].contains("pal pause"), "{:?}", failure.hints);
+    }
+}

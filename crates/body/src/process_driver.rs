@@ -1,0 +1,162 @@
+//! The driver of the process layer: namespaces, Landlock, seccomp and cgroups around the guest.
+
+use std::{path::Path, sync::Arc};
+
+use proto::{
+    Failure, Kind, Layer, Limits, Size, Spec,
+    launch::RunRecord,
+    limits::HostCapacity,
+    spec::{Ids, Life},
+};
+
+use crate::{
+    BodyDir, ProcessState,
+    driver::{
+        Capabilities, Capability, Driver, DriverContext, LimitRequest, Origin, PoolShape, Recipe, Refill,
+    },
+    failure,
+    process::{self, LaunchContext, Launcher, StartingBody},
+    root::RootfsStack,
+    snapshot::{self, SnapshotManifest},
+};
+
+/// Memory that a Body takes in which no command runs.
+const IDLE_MEMORY: Size = Size::mib(2);
+
+const CAPABILITIES: Capabilities = Capabilities {
+    has: &[Capability::Workspaces, Capability::Homes, Capability::Egress, Capability::LiveMounts],
+    engines: &[],
+};
+
+/// The driver of the process layer.
+#[derive(Debug)]
+pub struct ProcessDriver {
+    context: Arc<DriverContext>,
+}
+
+impl ProcessDriver {
+    /// The driver of a data directory.
+    pub fn new(context: Arc<DriverContext>) -> Self {
+        Self { context }
+    }
+}
+
+impl Driver for ProcessDriver {
+    fn layer(&self) -> Layer {
+        Layer::Process
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        CAPABILITIES
+    }
+
+    fn limits(&self, asked: &LimitRequest, life: Life, _origin: &Origin) -> Result<Limits, Failure> {
+        let host = self.context.launch.capacity;
+        match life {
+            Life::Kept => asked.resolve(life, host),
+            // An upper in memory takes no room on the disk.
+            Life::Run => asked.resolve(life, HostCapacity { disk: host.memory, ..host }),
+        }
+    }
+
+    fn check(&self, _spec: &Spec, _origin: &Origin) -> Result<(), Failure> {
+        Ok(())
+    }
+
+    fn prepare(
+        &self,
+        _spec: &Spec,
+        rootfs: RootfsStack,
+        _origin: &Origin,
+    ) -> Result<Arc<dyn Recipe>, Failure> {
+        Ok(Arc::new(ProcessRecipe { launch: self.context.launch.clone(), rootfs }))
+    }
+
+    fn snapshot(
+        &self,
+        dir: &BodyDir,
+        spec: &Spec,
+        to: &Path,
+        manifest: SnapshotManifest,
+    ) -> Result<SnapshotManifest, Failure> {
+        let condition = dir.condition().map_err(|error| failure::dir(&spec.id, error))?;
+        if let ProcessState::Running(running) = condition {
+            dir.freeze_lock().map_err(|error| {
+                Failure::new(Kind::Host, "cannot freeze the Body").because(error).hint("make room: pal gc")
+            })?;
+            let frozen =
+                process::pause(&running).map_err(|error| failure::process("cannot freeze the Body", error));
+            frozen.inspect_err(|_| drop(thaw_interrupted_save(dir)))?;
+        }
+        let taken = snapshot::take(&self.context.launch.programs, dir.path(), spec, to, manifest);
+        thaw_interrupted_save(dir)?;
+        taken.map_err(failure::snapshot)
+    }
+
+    /// A shape is the whole spec but for its identity. A Body that depends on files which may change meanwhile, or whose
+    /// time is counted from its start, cannot wait.
+    fn pool_shape(&self, spec: &Spec) -> Option<PoolShape> {
+        let plain = spec.template == "host"
+            && spec.base.is_none()
+            && spec.snapshots.is_empty()
+            && spec.mounts.is_empty()
+            && spec.workspaces.is_empty()
+            && spec.home.is_none()
+            && spec.egress.is_none()
+            && spec.limits.wall_ms.is_none();
+        let shape =
+            || PoolShape { spec: without_identity(spec), memory: IDLE_MEMORY, refill: Refill::AtOnce };
+        plain.then(shape)
+    }
+
+    fn pool_size(&self) -> usize {
+        1
+    }
+}
+
+/// A spec without its identity: id, host ids, time and parent.
+pub fn without_identity(spec: &Spec) -> Spec {
+    Spec {
+        id: proto::BodyId::from_random([0; 12]),
+        created_at: String::new(),
+        parent: None,
+        ids: Ids { users: Vec::new(), groups: Vec::new() },
+        ..spec.clone()
+    }
+}
+
+#[derive(Debug)]
+struct ProcessRecipe {
+    launch: Arc<LaunchContext>,
+    rootfs: RootfsStack,
+}
+
+impl Recipe for ProcessRecipe {
+    fn begin(
+        &self,
+        launcher: Launcher,
+        dir: &BodyDir,
+        spec: &Spec,
+        token: &str,
+    ) -> Result<StartingBody, Failure> {
+        self.launch
+            .begin(launcher, dir, spec, token, &self.rootfs)
+            .map_err(|error| failure::process("cannot start the Body", error))
+    }
+}
+
+/// Resumes a Body whose snapshot was being taken by a `pal` that was killed. The caller holds the Body's lock.
+pub fn thaw_interrupted_save(dir: &BodyDir) -> Result<(), Failure> {
+    if !dir.is_held() {
+        return Ok(());
+    }
+    // Its guest may have been killed just before: then its cgroup alone is frozen, and would freeze the next guest.
+    let frozen =
+        |running: &RunRecord| running.cgroups.iter().any(|group| sys::cgroup::is_frozen(&group.path));
+    let stopped = |running: &RunRecord| crate::dir::alive(running.pid, running.ticks) == Some('T');
+    if let Some(running) = dir.running().ok().flatten().filter(|running| frozen(running) || stopped(running))
+    {
+        process::resume(&running).map_err(|error| failure::process("cannot resume the Body", error))?;
+    }
+    dir.release_freeze().map_err(|error| Failure::new(Kind::Host, "cannot resume the Body").because(error))
+}

@@ -1,0 +1,55 @@
+//! The layers that this `pal` has: the one place that maps a layer to its driver.
+
+use std::sync::Arc;
+
+use body::{
+    driver::{Driver, DriverContext},
+    process_driver::ProcessDriver,
+};
+use proto::{Failure, Kind, Layer};
+
+use crate::vm::Microvms;
+
+/// The layer of a Body whose caller asks for none: the strongest that every host starts at interactive speed. An emulated
+/// microVM is slow, so a caller must ask for it.
+pub(crate) const DEFAULT_LAYER: Layer = Layer::Process;
+
+/// Makes a driver for a data directory.
+pub type DriverMaker<'a> = &'a dyn Fn(Arc<DriverContext>) -> Arc<dyn Driver>;
+
+/// The drivers of a data directory.
+#[derive(Debug)]
+pub(crate) struct Drivers {
+    pub context: Arc<DriverContext>,
+    pub microvms: Arc<Microvms>,
+    all: Vec<Arc<dyn Driver>>,
+}
+
+impl Drivers {
+    /// Our own drivers, and those that the caller brings.
+    pub fn new(context: Arc<DriverContext>, others: &[DriverMaker<'_>]) -> Self {
+        let microvms = Arc::new(Microvms::new(context.clone()));
+        let mut all: Vec<Arc<dyn Driver>> =
+            vec![Arc::new(ProcessDriver::new(context.clone())), microvms.clone()];
+        all.extend(others.iter().map(|make| make(context.clone())));
+        Self { context, microvms, all }
+    }
+
+    /// The driver of a layer, if there is one.
+    pub fn find(&self, layer: Layer) -> Option<&Arc<dyn Driver>> {
+        self.all.iter().find(|driver| driver.layer() == layer)
+    }
+
+    /// The driver of a layer.
+    pub fn get(&self, layer: Layer) -> Result<&Arc<dyn Driver>, Failure> {
+        self.find(layer).ok_or_else(|| {
+            Failure::new(Kind::Host, format!("this pal cannot start a Body on layer {layer}"))
+                .hint(format!("choose `--layer {DEFAULT_LAYER}` (shares the host's kernel)"))
+        })
+    }
+
+    /// All drivers.
+    pub fn all(&self) -> impl Iterator<Item = &Arc<dyn Driver>> {
+        self.all.iter()
+    }
+}

@@ -1,0 +1,56 @@
+//! Receipts: a guest that was resumed or restored proves its identity, its clock and its files.
+//!
+//! Trust: a receipt comes from inside the boundary. It is bounded and checked before it is recorded.
+
+use body::BodyDir;
+use proto::{Failure, Kind, event_data::BodyReceipt};
+
+use crate::{Fleet, vm::incomplete};
+
+impl Fleet {
+    /// Asks the guest of a Body that went on for its receipt, checks it and records it.
+    pub(crate) async fn request_receipt(
+        &self,
+        dir: &BodyDir,
+        id: &proto::BodyId,
+        how: &str,
+    ) -> Result<(), Failure> {
+        let began = std::time::Instant::now();
+        let sent = now_ns();
+        let receipt = self
+            .guest(id)
+            .receipt(sent)
+            .await
+            .map_err(|error| incomplete(&format!("its guest does not answer: {error}")))?
+            .bounded();
+        if !receipt.tree.is_sound() {
+            return Err(incomplete("its guest does not say what its files are"));
+        }
+        let offset = proto::vm::clock_offset_ms(&receipt, sent, now_ns());
+        if receipt.body != *id {
+            return Err(incomplete("its guest takes itself for another Body's"));
+        }
+        if offset.abs() > proto::vm::CLOCK_OFFSET_MAX_MS {
+            return Err(incomplete(&format!("its clock is {offset} ms off")));
+        }
+        let revival = proto::vm::StartReport {
+            board: dir.revival().map_or(0, |before| before.board),
+            how: how.to_owned(),
+            clock_offset_ms: offset,
+            took_ms: began.elapsed().as_millis() as u64,
+            receipt,
+        };
+        self.write(id, BodyReceipt { revival: revival.clone() })?;
+        dir.write_receipt(&revival).map_err(|error| {
+            Failure::new(Kind::Host, "cannot keep the receipt of the Body")
+                .because(error)
+                .hint("make room: pal gc")
+        })
+    }
+}
+
+fn now_ns() -> u64 {
+    std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .map_or(0, |since| since.as_nanos() as u64)
+}
