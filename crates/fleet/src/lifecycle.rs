@@ -265,7 +265,7 @@ impl Fleet {
         dir.clear_run_files().map_err(|error| {
             Failure::new(Kind::Host, "cannot forget the Body's last guest").because(error)
         })?;
-        self.note_lease_resumed(id)?;
+        self.leases().note_resumed(id)?;
         self.start_again(&dir, &spec, &*recipe)?;
         let view = self.view(id)?;
         self.await_template_start(view).await
@@ -300,7 +300,7 @@ impl Fleet {
             return Err(paused_already(id));
         }
         let running = self.running(id)?;
-        self.note_lease_paused(id, Rest::Memory)?;
+        self.leases().note_paused(id, Rest::Memory)?;
         self.write(id, BodyPaused { swap: false })?;
         self.driver(&spec)?.pause(&running)?;
         self.view(id)
@@ -323,7 +323,7 @@ impl Fleet {
             driver.resume(&running)?;
         }
         let running = self.running(id)?;
-        self.note_lease_paused(id, Rest::Memory)?;
+        self.leases().note_paused(id, Rest::Memory)?;
         self.write(id, BodyPaused { swap: true })?;
         driver.suspend(&dir, &spec, &running)?;
         if let Some(mut supervisor) = self.take_supervisor(id) {
@@ -338,7 +338,7 @@ impl Fleet {
         match dir.condition().map_err(|error| failures::dir(id, error))? {
             ProcessState::Paused(running) => {
                 let driver = self.driver(&spec)?;
-                self.note_lease_resumed(id)?;
+                self.leases().note_resumed(id)?;
                 self.write(id, BodyResumed { swap: false })?;
                 driver.resume(&running)?;
                 if driver.capabilities().contains(Capability::Receipts) {
@@ -366,7 +366,7 @@ impl Fleet {
         dir.clear_run_files().map_err(|error| {
             Failure::new(Kind::Host, "cannot remove the records of the Body's last guest").because(error)
         })?;
-        self.note_lease_resumed(&spec.id)?;
+        self.leases().note_resumed(&spec.id)?;
         self.write(&spec.id, BodyResumed { swap: true })?;
         self.start_again(dir, spec, &*recipe)?;
         self.drop_suspended_memory(dir)
@@ -381,7 +381,7 @@ impl Fleet {
     /// Ends a Body's processes and keeps its files.
     pub async fn stop(&self, id: &BodyId, grace: Duration) -> Result<BodyView, Failure> {
         let (dir, spec, _lock) = self.lock_body(id)?;
-        self.note_lease_paused(id, Rest::Files)?;
+        self.leases().note_paused(id, Rest::Files)?;
         match dir.condition().map_err(|error| failures::dir(id, error))? {
             ProcessState::Running(running) => {
                 self.write(id, BodyStopped { grace_ms: grace.as_millis() as u64 })?;
@@ -535,6 +535,8 @@ impl Fleet {
                     .map_err(|error| Failure::new(Kind::Host, failed()).because(error))?;
             }
         }
+        // Last: a Body whose lease is gone would stay until somebody removes it.
+        self.leases().forget(&spec.id);
         ids::release(&self.data, &spec.ids, &spec.id);
         self.steps.release(&spec.id);
         Ok(())

@@ -591,7 +591,7 @@ impl Builds<'_> {
         self.fleet.remove(view.id(), Force::Yes).await?;
         tried?;
         self.fleet.templates().keep_build(&build, &job.tags)?;
-        let _ = self.forget_draft(job);
+        let _ = self.forget_job(job);
         Ok(build)
     }
 

@@ -32,6 +32,7 @@ use proto::{
 };
 
 use serde::Serialize;
+use store::Records;
 
 use crate::{Settings, settings, templates::ProgressFn};
 
@@ -81,11 +82,12 @@ struct HypervisorChoice {
 #[derive(Debug, Clone)]
 pub struct Microvms {
     context: Arc<DriverContext>,
+    records: Arc<dyn Records>,
 }
 
 impl Microvms {
-    pub(crate) fn new(context: Arc<DriverContext>) -> Self {
-        Self { context }
+    pub(crate) fn new(context: Arc<DriverContext>, records: Arc<dyn Records>) -> Self {
+        Self { context, records }
     }
 
     fn install(&self) -> MicrovmInstall {
@@ -93,7 +95,7 @@ impl Microvms {
     }
 
     fn settings(&self) -> Result<Settings, Failure> {
-        settings::read(&self.context.data)
+        settings::read(&*self.records)
     }
 
     /// What a benchmark needs to boot the same kernel without Palisade.
