@@ -17,8 +17,7 @@ use proto::{
     egress::{EgressOrders, Flush, SOCKET},
     guest::{EGRESS_DIR, EGRESS_PORT, Forward, GuestConfig},
     launch::{
-        CgroupVersion, EgressPlan, LaunchFailure, LaunchPlan, LaunchReport, LaunchedBody, RunRecord,
-        SeedEntry, Upper,
+        CgroupVersion, EgressPlan, LaunchFailure, LaunchPlan, LaunchReport, LaunchedBody, RunRecord, Upper,
     },
     limits::HostCapacity,
     secret::{self, Purpose},

@@ -238,7 +238,7 @@ impl Fleet {
                 self.steps.release(&spec.id);
                 let data = BodyFailed { why: failure.to_string(), causes: failure.causes() };
                 let _ = self.append(Draft::about(&spec.id, data));
-                if terms.is_some() {
+                if draft.lease.is_some() {
                     self.leases().forget(&spec.id);
                 }
                 ids::release(&self.data, &spec.ids, &spec.id);

@@ -168,8 +168,7 @@ pub fn begin(
 
 /// The certificates that programs behind an egress proxy trust, as a file of the root.
 fn certificates_seed(egress: &Path) -> Option<SeedEntry> {
-    let contents =
-        sys::fd::read_small(&egress.join(SHARED).join(CERTIFICATES), CERTIFICATES_LEN_MAX).ok()?;
+    let contents = sys::fd::read_small(&egress.join(SHARED).join(CERTIFICATES), CERTIFICATES_LEN_MAX).ok()?;
     Some(SeedEntry::File { path: format!("root{EGRESS_DIR}/{CERTIFICATES}"), contents })
 }
 

@@ -47,7 +47,8 @@ impl Microvms {
         }
         // Its disk holds what snapshots of disks below it had; those of files are still below it.
         let has_files = |id: &proto::SnapshotId| {
-            snapshot::read(&self.context.data.join("snapshots").join(id.as_str())).is_ok_and(|below| below.machine.is_none())
+            snapshot::read(&self.context.data.join("snapshots").join(id.as_str()))
+                .is_ok_and(|below| below.machine.is_none())
         };
         let below = manifest.below.iter().filter(|id| has_files(id)).cloned().collect();
         keep(to, SnapshotManifest { below, ..manifest }, machine)
