@@ -29,7 +29,7 @@ pub(super) struct JournalCopy {
     pub(super) escaped: bool,
 }
 
-struct Journal<'a> {
+struct DiskJournal<'a> {
     disk: &'a Disk,
     extents: Extents,
     features: u32,
@@ -65,14 +65,14 @@ pub(super) fn find_copies(disk: &Disk, inode: u32) -> io::Result<HashMap<u64, Jo
         let what = format!("the disk's journal has features that cannot be read: {:#x}", features & !KNOWN);
         return Err(io::Error::new(io::ErrorKind::Unsupported, what));
     }
-    let journal = Journal { disk, extents, features, first: word(&sb, 0x14)?, end: word(&sb, 0x10)? };
+    let journal = DiskJournal { disk, extents, features, first: word(&sb, 0x14)?, end: word(&sb, 0x10)? };
     if journal.first == 0 || journal.first >= journal.end || !(journal.first..journal.end).contains(&start) {
         return Err(damaged("its journal makes no sense"));
     }
     journal.scan(start, word(&sb, 0x18)?)
 }
 
-impl Journal<'_> {
+impl DiskJournal<'_> {
     fn scan(&self, start: u32, sequence: u32) -> io::Result<HashMap<u64, JournalCopy>> {
         let (mut at, mut sequence) = (start, sequence);
         let (mut logged, mut revoked) = (Vec::new(), HashMap::new());

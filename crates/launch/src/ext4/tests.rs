@@ -1,3 +1,5 @@
+//! The reader against disks that mke2fs makes, journals that debugfs writes, and damaged bytes.
+
 use std::{
     fs,
     os::{
