@@ -258,6 +258,8 @@ pub fn plan(engine: Engine, begin: VmStart) -> VmPlan {
             config,
             seeds: Vec::new(),
             images: Vec::new(),
+            root_layers: Vec::new(),
+            areas: Vec::new(),
             upper: "upper".into(),
             shares: Vec::new(),
             setuid: false,

@@ -7,7 +7,7 @@ use crate::repo::{HostRepo, save};
 #[body_test(except(
     root = "it tests the ids of an ordinary user",
     user = "it tests the ids of an account",
-    microvm = "a machine has no repositories in it yet"
+    microvm = "a helper with the ids of the Body reads a microVM's disk for every caller"
 ))]
 async fn what_only_the_body_may_read_is_saved_too(t: Bodies) {
     let host = HostRepo::plain(&t);

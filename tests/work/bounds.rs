@@ -19,10 +19,7 @@ fn usage(path: &Path) -> u64 {
         .sum()
 }
 
-#[body_test(except(
-    user = "what it shows does not depend on who runs it",
-    microvm = "a machine has no repositories in it yet"
-))]
+#[body_test(except(user = "what it shows does not depend on who runs it"))]
 async fn looking_again_and_again_leaves_nothing(t: Bodies) {
     let host = HostRepo::plain(&t);
     let body = host.body(&t).await;
@@ -50,10 +47,7 @@ async fn looking_again_and_again_leaves_nothing(t: Bodies) {
     t.fleet().remove_with(&body, Force::Yes, Discard::Yes).await.unwrap();
 }
 
-#[body_test(except(
-    user = "what it shows does not depend on who runs it",
-    microvm = "a machine has no repositories in it yet"
-))]
+#[body_test(except(user = "what it shows does not depend on who runs it"))]
 async fn a_wide_tree_needs_few_descriptors(t: Bodies) {
     let host = HostRepo::plain(&t);
     let body = host.body(&t).await;
@@ -77,10 +71,7 @@ async fn a_wide_tree_needs_few_descriptors(t: Bodies) {
     );
 }
 
-#[body_test(except(
-    user = "what it shows does not depend on who runs it",
-    microvm = "a machine has no repositories in it yet"
-))]
+#[body_test(except(user = "what it shows does not depend on who runs it"))]
 async fn what_is_saved_is_on_the_disk_before_it_has_a_name(t: Bodies) {
     let host = HostRepo::plain(&t);
     let body = host.body(&t).await;
@@ -128,10 +119,7 @@ async fn what_is_saved_is_on_the_disk_before_it_has_a_name(t: Bodies) {
     assert!(!trace.contains("git/"), "{trace}");
 }
 
-#[body_test(except(
-    user = "what it shows does not depend on who runs it",
-    microvm = "a machine has no repositories in it yet"
-))]
+#[body_test(except(user = "what it shows does not depend on who runs it"))]
 async fn a_quarantine_that_was_torn_costs_nothing(t: Bodies) {
     let host = HostRepo::plain(&t);
     let body = host.body(&t).await;
@@ -156,10 +144,7 @@ async fn a_quarantine_that_was_torn_costs_nothing(t: Bodies) {
     assert_eq!(host.git(&["log", "--format=%s", &format!("refs/palisade/{body}/head")]), "b\na\nfirst");
 }
 
-#[body_test(except(
-    user = "what it shows does not depend on who runs it",
-    microvm = "a machine has no repositories in it yet"
-))]
+#[body_test(except(user = "what it shows does not depend on who runs it"))]
 async fn commits_without_number_are_not_put_on_top_of_others(t: Bodies) {
     let host = HostRepo::plain(&t);
     let body = host.body(&t).await;

@@ -6,7 +6,7 @@ use testkit::{Bodies, body_test};
 
 use crate::repo::{HostRepo, save, up};
 
-#[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
+#[body_test]
 async fn a_body_has_the_files_of_the_commit_and_a_clean_status(t: Bodies) {
     let host = HostRepo::plain(&t);
     let body = host.body(&t).await;
@@ -29,7 +29,7 @@ async fn a_body_has_the_files_of_the_commit_and_a_clean_status(t: Bodies) {
     assert_eq!(t.sh(&body, "git diff-files --name-only").await.ok(), "", "without a refresh");
 }
 
-#[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
+#[body_test]
 async fn nothing_of_the_host_is_changed_by_work_in_a_body(t: Bodies) {
     let host = HostRepo::plain(&t);
     let before = host.sh("git status --porcelain --ignored; git for-each-ref refs/heads; find . -path ./.git -prune -o -type f -print0 | sort -z | xargs -0 sha256sum");
@@ -41,7 +41,7 @@ async fn nothing_of_the_host_is_changed_by_work_in_a_body(t: Bodies) {
     t.fleet().remove_with(&body, Force::Yes, fleet::Discard::Yes).await.unwrap();
 }
 
-#[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
+#[body_test]
 async fn uncommitted_untracked_and_ignored_files_come_when_asked_for(t: Bodies) {
     let host = HostRepo::plain(&t);
     host.sh("echo changed >> numbers; echo new > new.txt; rm binary; mkdir target; echo built > target/out; echo other > target/other; echo x > x.log");
@@ -69,7 +69,7 @@ async fn uncommitted_untracked_and_ignored_files_come_when_asked_for(t: Bodies) 
     );
 }
 
-#[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
+#[body_test]
 async fn a_near_tree_is_made_from_the_one_that_is_there(t: Bodies) {
     let host = HostRepo::make(
         &t,
@@ -94,7 +94,7 @@ async fn a_near_tree_is_made_from_the_one_that_is_there(t: Bodies) {
     assert!(near.contains("swap/in f 644") && !near.contains("a/b") && !near.contains("gone"), "{near}");
 }
 
-#[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
+#[body_test]
 async fn a_second_body_makes_no_layer(t: Bodies) {
     let host = HostRepo::plain(&t);
     let layers = || {
@@ -112,7 +112,7 @@ async fn a_second_body_makes_no_layer(t: Bodies) {
     assert_eq!(t.sh(&views[1].spec.id, "tail -1 numbers").await.ok(), "1000", "private from then on");
 }
 
-#[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
+#[body_test]
 async fn line_ends_links_modes_and_odd_names_are_as_git_has_them(t: Bodies) {
     let script = r#"printf '*.txt text eol=crlf\n*.bin -text\n' > .gitattributes; printf 'a\r\nb\r\n' > dos.txt; printf 'a\nb\n' > unix.c; printf 'x\r\n' > raw.bin
         mkdir 'sp ace'; echo 1 > 'sp ace/q"uote'; echo 2 > "$(printf 'new\nline')"; echo 3 > "$(printf 'by\377te')"; echo 4 > -dash; echo 5 > ':colon'; echo 6 > 'ba\ck'; ln -s /etc/passwd out; echo 7 > '*'"#;
@@ -132,7 +132,7 @@ async fn line_ends_links_modes_and_odd_names_are_as_git_has_them(t: Bodies) {
     assert_eq!(host.wip_tree(&body), host.git(&["write-tree"]));
 }
 
-#[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
+#[body_test]
 async fn worktrees_shallow_bare_and_remote_repositories_come_in(t: Bodies) {
     let host = HostRepo::plain(&t);
     host.commit("echo 2 > second", "second");
@@ -188,7 +188,7 @@ async fn worktrees_shallow_bare_and_remote_repositories_come_in(t: Bodies) {
     );
 }
 
-#[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
+#[body_test]
 async fn two_repositories_stand_side_by_side(t: Bodies) {
     let (one, two) = (HostRepo::plain(&t), HostRepo::make(&t, "lib", "echo lib > lib.txt"));
     let both = fleet::UpRequest {
@@ -202,7 +202,7 @@ async fn two_repositories_stand_side_by_side(t: Bodies) {
     assert_eq!(one.wip_tree(&body), one.git(&["rev-parse", "HEAD^{tree}"]));
 }
 
-#[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
+#[body_test]
 async fn forks_and_restarts_keep_the_workspace(t: Bodies) {
     let host = HostRepo::plain(&t);
     let body = host.body(&t).await;
@@ -224,7 +224,7 @@ async fn forks_and_restarts_keep_the_workspace(t: Bodies) {
     );
 }
 
-#[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
+#[body_test]
 async fn files_of_submodules_come_in_where_the_host_has_them(t: Bodies) {
     let lib =
         HostRepo::make(&t, "lib", "mkdir src; echo lib > src/lib.c; echo '#!/bin/sh' > run; chmod +x run");
@@ -247,7 +247,7 @@ async fn files_of_submodules_come_in_where_the_host_has_them(t: Bodies) {
     assert_eq!(t.sh(&body, "ls libs/lib; git status --porcelain").await.ok(), "");
 }
 
-#[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
+#[body_test]
 async fn sparse_checkouts_outside_and_inside_delete_nothing(t: Bodies) {
     let host =
         HostRepo::make(&t, "app", "mkdir a b c; echo 1 > a/f; echo 1 > b/f; echo 1 > c/f; echo 1 > top");
@@ -273,10 +273,7 @@ async fn sparse_checkouts_outside_and_inside_delete_nothing(t: Bodies) {
     }
 }
 
-#[body_test(except(
-    user = "what it shows does not depend on who runs it",
-    microvm = "a machine has no repositories in it yet: pal up refuses that layer"
-))]
+#[body_test(except(user = "what it shows does not depend on who runs it"))]
 async fn what_was_committed_and_taken_out_of_sight_is_saved_as_it_was_committed(t: Bodies) {
     let host = HostRepo::make(
         &t,
@@ -313,7 +310,7 @@ async fn what_was_committed_and_taken_out_of_sight_is_saved_as_it_was_committed(
 
 #[body_test(except(
     user = "what it shows does not depend on who runs it",
-    microvm = "a machine has no repositories in it yet: pal up refuses that layer"
+    microvm = "a microVM shows nothing of the host, so no contents either"
 ))]
 async fn pointers_of_lfs_stay_pointers_and_that_is_told(t: Bodies) {
     let pointer = r"printf 'version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\nsize 5\n'";
@@ -357,7 +354,7 @@ async fn pointers_of_lfs_stay_pointers_and_that_is_told(t: Bodies) {
     assert_eq!(t.fleet().workspaces().review_files(&body, None).unwrap().diff.files, []);
 }
 
-#[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
+#[body_test]
 async fn what_a_partial_clone_was_promised_is_fetched_first(t: Bodies) {
     let origin = HostRepo::make(&t, "origin", "seq 500 > numbers; mkdir d; echo deep > d/file");
     origin.git(&["config", "uploadpack.allowFilter", "true"]);
@@ -400,7 +397,7 @@ async fn what_a_partial_clone_was_promised_is_fetched_first(t: Bodies) {
     }
 }
 
-#[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
+#[body_test]
 async fn an_address_that_is_fetched_again_moves_no_branch_that_was_landed_on(t: Bodies) {
     let host = HostRepo::plain(&t);
     let again = || fleet::UpRequest {
@@ -441,7 +438,7 @@ async fn an_address_that_is_fetched_again_moves_no_branch_that_was_landed_on(t: 
     assert_eq!(up(&t, theirs).await.spec.workspaces[0].commit, host.git(&["rev-parse", "main"]));
 }
 
-#[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
+#[body_test]
 async fn a_repository_of_sha_256_is_refused_by_name(t: Bodies) {
     let host = HostRepo { dir: t.dir().join("new") };
     std::fs::create_dir(&host.dir).unwrap();

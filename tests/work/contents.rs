@@ -78,10 +78,7 @@ const CASES: &[Case] = &[
     },
 ];
 
-#[body_test(except(
-    user = "what it shows does not depend on who runs it",
-    microvm = "a machine has no repositories in it yet"
-))]
+#[body_test(except(user = "what it shows does not depend on who runs it"))]
 async fn contents_that_git_refuses_are_saved_and_do_not_land(t: Bodies) {
     let host = HostRepo::plain(&t);
     for Case { name, set, path, lands } in CASES {
@@ -177,10 +174,7 @@ async fn contents_that_git_refuses_are_saved_and_do_not_land(t: Bodies) {
     }
 }
 
-#[body_test(except(
-    user = "what it shows does not depend on who runs it",
-    microvm = "a machine has no repositories in it yet"
-))]
+#[body_test(except(user = "what it shows does not depend on who runs it"))]
 async fn commits_that_git_warns_of_a_thousand_times_are_saved_and_land(t: Bodies) {
     let host = HostRepo::plain(&t);
     let body = host.body(&t).await;
@@ -200,10 +194,7 @@ async fn commits_that_git_warns_of_a_thousand_times_are_saved_and_land(t: Bodies
     assert_eq!(landed.unwrap_or_else(|failure| panic!("{}", explain(&failure))).to, head);
 }
 
-#[body_test(except(
-    user = "what it shows does not depend on who runs it",
-    microvm = "a machine has no repositories in it yet"
-))]
+#[body_test(except(user = "what it shows does not depend on who runs it"))]
 async fn what_a_body_tracks_is_saved_however_its_index_is_written(t: Bodies) {
     let host = HostRepo::plain(&t);
     for (name, index) in [
@@ -225,10 +216,7 @@ async fn what_a_body_tracks_is_saved_however_its_index_is_written(t: Bodies) {
     }
 }
 
-#[body_test(except(
-    user = "what it shows does not depend on who runs it",
-    microvm = "a machine has no repositories in it yet"
-))]
+#[body_test(except(user = "what it shows does not depend on who runs it"))]
 async fn what_the_user_ignores_everywhere_does_not_come_in_and_is_saved_if_a_body_makes_it(t: Bodies) {
     let host = HostRepo::plain(&t);
     let home = t.dir().join("home");

@@ -31,7 +31,7 @@ fn write(json: &str) -> String {
     format!("mkdir -p .devcontainer; cat > .devcontainer/devcontainer.json <<'END'\n{json}\nEND\n")
 }
 
-#[body_test(except(microvm = "a machine has no repositories in it yet"))]
+#[body_test]
 async fn commands_variables_and_ports_hold_and_the_rest_is_told(t: Bodies) {
     let file = r#"{ // mine
         "containerEnv": { "FROM": "there", "SECRET": "${localEnv:SECRET}", "OTHER": "${localEnv:OTHER:else}" }, "remoteEnv": { "AT": "${containerWorkspaceFolder}/x" },
@@ -69,10 +69,7 @@ async fn commands_variables_and_ports_hold_and_the_rest_is_told(t: Bodies) {
     assert_eq!(t.sh(&body, "echo $SECRET").await.ok(), "s3");
 }
 
-#[body_test(except(
-    user = "a root file system of its own needs subordinate ids",
-    microvm = "a machine has no repositories in it yet"
-))]
+#[body_test(except(user = "a root file system of its own needs subordinate ids"))]
 async fn an_image_is_what_its_bodies_are_made_of(t: Bodies) {
     let (registry, reference) = pushed();
     let file = format!(
@@ -103,10 +100,7 @@ async fn an_image_is_what_its_bodies_are_made_of(t: Bodies) {
     assert!(failure.hints.iter().any(|hint| hint.contains("--template")), "{failure}: {:?}", failure.hints);
 }
 
-#[body_test(except(
-    user = "a root file system of its own needs subordinate ids",
-    microvm = "a machine has no repositories in it yet"
-))]
+#[body_test(except(user = "a root file system of its own needs subordinate ids"))]
 async fn a_dockerfile_is_built_from_what_git_has_and_what_is_not_done_is_refused(t: Bodies) {
     let (_registry, reference) = pushed();
     let docker = format!(
@@ -138,10 +132,7 @@ async fn a_dockerfile_is_built_from_what_git_has_and_what_is_not_done_is_refused
     assert!(failure.message.contains(".devcontainer/Dockerfile: line 11: ADD is not done"), "{failure}");
 }
 
-#[body_test(except(
-    user = "a root file system of its own needs subordinate ids",
-    microvm = "a machine has no repositories in it yet"
-))]
+#[body_test(except(user = "a root file system of its own needs subordinate ids"))]
 async fn a_dockerfile_fetches_packages_by_plain_http_where_a_rule_says_so(t: Bodies) {
     let (_registry, reference) = pushed();
     let mirror = ScriptedServer::start(|_| CannedResponse::ok("PACKAGE\n"));

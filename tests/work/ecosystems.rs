@@ -134,7 +134,7 @@ async fn whole_way(t: &Bodies, language: &Language) -> (HostRepo, BodyId) {
 
 #[body_test(except(
     user = "another user cannot read root's toolchain",
-    microvm = "a machine has no repositories in it yet"
+    microvm = "an install under emulation takes minutes; prepare.rs shows the way"
 ))]
 async fn a_rust_repository_goes_the_whole_way_and_the_second_body_installs_nothing(t: Bodies) {
     let (host, _) = whole_way(&t, &RUST).await;
@@ -145,7 +145,7 @@ async fn a_rust_repository_goes_the_whole_way_and_the_second_body_installs_nothi
 
 #[body_test(except(
     user = "npm of this host may belong to another user",
-    microvm = "a machine has no repositories in it yet"
+    microvm = "an install under emulation takes minutes; prepare.rs shows the way"
 ))]
 async fn a_node_repository_goes_the_whole_way_and_a_changed_lockfile_installs_again(t: Bodies) {
     let (host, body) = whole_way(&t, &NODE).await;
@@ -156,22 +156,22 @@ async fn a_node_repository_goes_the_whole_way_and_a_changed_lockfile_installs_ag
     assert_eq!(t.sh(&body, version).await.ok(), "3.0.1", "the first one keeps its own");
 }
 
-#[body_test(except(
-    user = "one way is enough for what takes a quarter of a minute",
-    microvm = "a machine has no repositories in it yet"
-))]
+#[body_test(except(user = "one way is enough for what takes a quarter of a minute"))]
 async fn a_python_repository_goes_the_whole_way_and_so_does_a_fork(t: Bodies) {
     let (_, body) = whole_way(&t, &PYTHON).await;
     let fork = t.fleet().fork(&body, 1).await.unwrap().remove(0).spec.id;
     assert_eq!(t.sh(&fork, PYTHON.test).await.ok(), PYTHON.says);
 }
 
-#[body_test(except(microvm = "a machine has no repositories in it yet"))]
+#[body_test(except(microvm = "an install under emulation takes minutes; prepare.rs shows the way"))]
 async fn a_go_repository_goes_the_whole_way(t: Bodies) {
     whole_way(&t, &GO).await;
 }
 
-#[body_test(except(user = "one way is enough", microvm = "a machine has no repositories in it yet"))]
+#[body_test(except(
+    user = "one way is enough",
+    microvm = "an install under emulation takes minutes; prepare.rs shows the way"
+))]
 async fn a_ruby_repository_goes_the_whole_way(t: Bodies) {
     whole_way(&t, &RUBY).await;
 }
@@ -196,7 +196,7 @@ async fn installs(t: &Bodies, host: &HostRepo, line: &str, says: &str) {
 
 #[body_test(except(
     user = "npm of this host may belong to another user",
-    microvm = "a machine has no repositories in it yet"
+    microvm = "an install under emulation takes minutes; prepare.rs shows the way"
 ))]
 async fn pnpm_is_brought_along(t: Bodies) {
     let host = locked(&t, JS, "pnpm-lock.yaml", include_str!("locks/pnpm-lock.yaml"));
@@ -205,7 +205,7 @@ async fn pnpm_is_brought_along(t: Bodies) {
 
 #[body_test(except(
     user = "npm of this host may belong to another user",
-    microvm = "a machine has no repositories in it yet"
+    microvm = "an install under emulation takes minutes; prepare.rs shows the way"
 ))]
 async fn both_yarns_are_brought_along(t: Bodies) {
     let host = locked(&t, JS, "yarn.lock", include_str!("locks/yarn-1.lock"));
@@ -217,7 +217,7 @@ async fn both_yarns_are_brought_along(t: Bodies) {
 
 #[body_test(except(
     user = "npm of this host may belong to another user",
-    microvm = "a machine has no repositories in it yet"
+    microvm = "an install under emulation takes minutes; prepare.rs shows the way"
 ))]
 async fn bun_is_brought_along(t: Bodies) {
     let host = locked(&t, JS, "bun.lock", include_str!("locks/bun.lock"));
@@ -226,7 +226,7 @@ async fn bun_is_brought_along(t: Bodies) {
 
 #[body_test(except(
     user = "one way is enough for what takes a quarter of a minute",
-    microvm = "a machine has no repositories in it yet"
+    microvm = "an install under emulation takes minutes; prepare.rs shows the way"
 ))]
 async fn uv_is_brought_along(t: Bodies) {
     let make = r#"printf '[project]\nname = "app"\nversion = "0.1.0"\nrequires-python = ">=3.9"\ndependencies = ["six==1.16.0"]\n' > pyproject.toml; echo 'import six; print(six.__version__)' > t.py"#;
@@ -236,7 +236,7 @@ async fn uv_is_brought_along(t: Bodies) {
 
 #[body_test(except(
     user = "one way is enough for what takes half a minute",
-    microvm = "a machine has no repositories in it yet"
+    microvm = "an install under emulation takes minutes; prepare.rs shows the way"
 ))]
 async fn poetry_is_brought_along(t: Bodies) {
     // By the simple index, which every mirror of PyPI has.
@@ -245,7 +245,7 @@ async fn poetry_is_brought_along(t: Bodies) {
     installs(&t, &host, "python3 t.py", "1.16.0").await;
 }
 
-#[body_test(except(microvm = "a machine has no repositories in it yet"))]
+#[body_test]
 async fn a_language_that_is_missing_is_named_with_a_way_to_get_it(t: Bodies) {
     let host = HostRepo::make(
         &t,
@@ -271,7 +271,7 @@ fn reached(t: &Bodies) -> Vec<String> {
 
 #[body_test(except(
     user = "another user cannot read root's toolchain",
-    microvm = "a machine has no repositories in it yet"
+    microvm = "an install under emulation takes minutes; prepare.rs shows the way"
 ))]
 async fn a_changed_lockfile_downloads_only_what_is_new(t: Bodies) {
     let host = HostRepo::make(&t, "app", RUST.make);
@@ -288,7 +288,7 @@ async fn a_changed_lockfile_downloads_only_what_is_new(t: Bodies) {
 
 #[body_test(except(
     user = "npm of this host may belong to another user",
-    microvm = "a machine has no repositories in it yet"
+    microvm = "an install under emulation takes minutes; prepare.rs shows the way"
 ))]
 async fn what_is_in_the_cache_is_installed_again_without_a_connection(t: Bodies) {
     let host = HostRepo::make(&t, "app", NODE.make);

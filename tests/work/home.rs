@@ -9,7 +9,7 @@ use crate::{
     repo::{HostRepo, up},
 };
 
-#[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
+#[body_test]
 async fn the_home_goes_with_forks_snapshots_and_restarts(t: Bodies) {
     let host = HostRepo::plain(&t);
     let body = host.body(&t).await;
@@ -25,7 +25,7 @@ async fn the_home_goes_with_forks_snapshots_and_restarts(t: Bodies) {
     assert_eq!(t.sh(&body, "cat ~/.agent/memory").await.ok(), "one", "the first one has its own");
 }
 
-#[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
+#[body_test]
 async fn a_named_home_is_kept_across_bodies_and_one_at_a_time_has_it(t: Bodies) {
     let host = HostRepo::plain(&t);
     let asked = || UpRequest { home: Some("claude".into()), ..host.up(&t) };
@@ -70,10 +70,7 @@ async fn a_named_home_is_kept_across_bodies_and_one_at_a_time_has_it(t: Bodies) 
     assert_eq!(records.filter(|record| record.contains("home claude")).count(), 0, "its layers go with it");
 }
 
-#[body_test(except(
-    user = "npm of this host may belong to another user",
-    microvm = "a machine has no repositories in it yet"
-))]
+#[body_test(except(user = "npm of this host may belong to another user"))]
 async fn a_home_stands_on_what_is_installed_there(t: Bodies) {
     let make = "mkdir .devcontainer; echo '{ \"postCreateCommand\": \"mkdir -p ~/tool && echo 1 > ~/tool/version\" }' > .devcontainer/devcontainer.json";
     let host = HostRepo::make(&t, "app", make);

@@ -216,18 +216,12 @@ async fn spring(t: &Bodies, traps: &[Trap]) {
     }
 }
 
-#[body_test(except(
-    user = "what it shows does not depend on who runs it",
-    microvm = "a machine has no repositories in it yet: pal up refuses that layer"
-))]
+#[body_test(except(user = "what it shows does not depend on who runs it"))]
 async fn hooks_and_settings_of_a_body_run_nothing_on_the_host(t: Bodies) {
     spring(&t, &TRAPS[..14]).await;
 }
 
-#[body_test(except(
-    user = "what it shows does not depend on who runs it",
-    microvm = "a machine has no repositories in it yet: pal up refuses that layer"
-))]
+#[body_test(except(user = "what it shows does not depend on who runs it"))]
 async fn filters_drivers_and_remotes_of_a_body_run_nothing_on_the_host(t: Bodies) {
     spring(&t, &TRAPS[14..]).await;
 }
@@ -302,10 +296,7 @@ const REFUSED: &[(&str, &str)] = &[
     ),
 ];
 
-#[body_test(except(
-    user = "what it shows does not depend on who runs it",
-    microvm = "a machine has no repositories in it yet: pal up refuses that layer"
-))]
+#[body_test(except(user = "what it shows does not depend on who runs it"))]
 async fn refs_and_objects_that_git_refuses_do_not_come_in_and_cost_no_file(t: Bodies) {
     let host = HostRepo::plain(&t);
     for (name, script) in REFUSED {
@@ -453,10 +444,7 @@ const FILES: &[(&str, &str, &str, Option<&str>)] = &[
     ("nobody may read it", "echo x > hidden; chmod 000 hidden; echo y > after", "after", Some("y")),
 ];
 
-#[body_test(except(
-    user = "root can read files that its Bodies hide; an ordinary user gets a message",
-    microvm = "a machine has no repositories in it yet: pal up refuses that layer"
-))]
+#[body_test(except(user = "root can read files that its Bodies hide; an ordinary user gets a message"))]
 async fn files_of_any_kind_are_saved_as_what_they_are_and_nothing_of_the_host_comes_along(t: Bodies) {
     let host = HostRepo::plain(&t);
     for (name, script, path, expected) in FILES {
@@ -478,10 +466,7 @@ async fn files_of_any_kind_are_saved_as_what_they_are_and_nothing_of_the_host_co
     assert!(host.try_git(&["cat-file", "-e", &host.git(&["hash-object", "/etc/passwd"])]).is_some());
 }
 
-#[body_test(except(
-    user = "what it shows does not depend on who runs it",
-    microvm = "a machine has no repositories in it yet: pal up refuses that layer"
-))]
+#[body_test(except(user = "what it shows does not depend on who runs it"))]
 async fn a_bomb_is_refused_within_its_limits(t: Bodies) {
     let host = HostRepo::plain(&t);
     let body = host.body(&t).await;

@@ -26,7 +26,7 @@ fn saved() -> Vec<String> {
     all
 }
 
-#[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
+#[body_test]
 async fn removing_and_stopping_save_everything_tracked_and_untracked(t: Bodies) {
     let host = HostRepo::plain(&t);
     let stopped = host.body(&t).await;
@@ -48,11 +48,12 @@ async fn removing_and_stopping_save_everything_tracked_and_untracked(t: Bodies) 
     assert_eq!(host.git(&["for-each-ref", &format!("refs/palisade/{idle}/")]), "");
 }
 
-#[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
+#[body_test]
 async fn a_body_that_died_can_still_be_saved(t: Bodies) {
     let host = HostRepo::plain(&t);
     let body = host.body(&t).await;
-    t.sh(&body, WORK).await.ok();
+    // A kernel that dies with its Body keeps what was synced.
+    t.sh(&body, &format!("{WORK}; sync")).await.ok();
     testkit::kill(t.view(&body).pid.unwrap());
     testkit::wait::blocking(Duration::from_secs(5), "it is dead", || {
         (t.view(&body).pid.is_none()).then_some(())
@@ -61,7 +62,7 @@ async fn a_body_that_died_can_still_be_saved(t: Bodies) {
     assert_eq!(names(&host, &body), saved());
     // Starting it again saves by itself.
     let other = host.body(&t).await;
-    t.sh(&other, WORK).await.ok();
+    t.sh(&other, &format!("{WORK}; sync")).await.ok();
     testkit::kill(t.view(&other).pid.unwrap());
     testkit::wait::blocking(Duration::from_secs(5), "it is dead", || {
         (t.view(&other).pid.is_none()).then_some(())
@@ -70,7 +71,7 @@ async fn a_body_that_died_can_still_be_saved(t: Bodies) {
     assert_eq!(names(&host, &other), saved());
 }
 
-#[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
+#[body_test]
 async fn a_broken_git_costs_its_commits_and_no_file_and_removal_waits_for_a_word(t: Bodies) {
     let host = HostRepo::plain(&t);
     for (what, breaking) in [
@@ -118,7 +119,7 @@ async fn a_broken_git_costs_its_commits_and_no_file_and_removal_waits_for_a_word
     }
 }
 
-#[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
+#[body_test]
 async fn what_git_cannot_hold_keeps_the_body(t: Bodies) {
     let host = HostRepo::plain(&t);
     for (what, script, path) in [
@@ -141,7 +142,7 @@ async fn what_git_cannot_hold_keeps_the_body(t: Bodies) {
     }
 }
 
-#[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
+#[body_test]
 async fn without_the_repository_nothing_is_removed(t: Bodies) {
     let host = HostRepo::plain(&t);
     let body = host.body(&t).await;
@@ -156,7 +157,7 @@ async fn without_the_repository_nothing_is_removed(t: Bodies) {
     assert_eq!(host.wip_file(&body, "work").as_deref(), Some("work"));
 }
 
-#[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
+#[body_test]
 async fn saving_twice_changes_nothing_and_saving_while_it_runs_disturbs_nobody(t: Bodies) {
     let host = HostRepo::plain(&t);
     let body = host.body(&t).await;
@@ -174,7 +175,7 @@ async fn saving_twice_changes_nothing_and_saving_while_it_runs_disturbs_nobody(t
     assert!(told <= 3, "an event for each state, not for each look: {told}");
 }
 
-#[body_test(except(microvm = "a machine has no repositories in it yet"))]
+#[body_test]
 async fn what_is_put_aside_tagged_or_oddly_named_is_saved_too(t: Bodies) {
     let host = HostRepo::plain(&t);
     host.git(&["checkout", "-q", "-b", "fix/#123"]);
@@ -208,7 +209,7 @@ async fn what_is_put_aside_tagged_or_oddly_named_is_saved_too(t: Bodies) {
     assert!(landed.is_ok(), "{landed:?}");
 }
 
-#[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
+#[body_test]
 async fn a_submodule_stays_what_it_is(t: Bodies) {
     let lib = HostRepo::make(&t, "lib", "echo lib > lib");
     let host = HostRepo::plain(&t);
@@ -228,7 +229,7 @@ async fn a_submodule_stays_what_it_is(t: Bodies) {
     assert_eq!(host.sh(&format!("git -C sub show refs/palisade/{body}/wip:inside")), "inside");
 }
 
-#[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
+#[body_test]
 async fn what_is_listed_as_lost_is_what_was_not_saved(t: Bodies) {
     let host = HostRepo::plain(&t);
     let body = host.body(&t).await;
@@ -261,7 +262,7 @@ async fn what_is_listed_as_lost_is_what_was_not_saved(t: Bodies) {
 
 #[body_test(except(
     user = "what it shows does not depend on who runs it",
-    microvm = "a machine has no repositories in it yet"
+    microvm = "an emulated microVM takes longer to boot than the time limit of this test"
 ))]
 async fn a_death_that_nobody_noticed_is_noticed_by_gc(t: Bodies) {
     let host = HostRepo::plain(&t);
@@ -288,10 +289,7 @@ async fn a_death_that_nobody_noticed_is_noticed_by_gc(t: Bodies) {
     }
 }
 
-#[body_test(except(
-    user = "what it shows does not depend on who runs it",
-    microvm = "a machine has no repositories in it yet"
-))]
+#[body_test(except(user = "what it shows does not depend on who runs it"))]
 async fn a_fork_keeps_what_it_stands_on_and_is_saved_like_its_parent(t: Bodies) {
     let host = HostRepo::plain(&t);
     host.sh("echo dirty > dirty");

@@ -25,7 +25,7 @@ fn subjects(host: &HostRepo, range: &str) -> Vec<String> {
     host.git(&["log", "--format=%an/%cn %s", "--reverse", range]).lines().map(str::to_owned).collect()
 }
 
-#[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
+#[body_test]
 async fn work_lands_on_a_branch_of_its_own(t: Bodies) {
     let host = HostRepo::plain(&t);
     let body = worked(&t, &host).await;
@@ -60,7 +60,7 @@ async fn work_lands_on_a_branch_of_its_own(t: Bodies) {
     assert!(t.kinds(&body).contains(&"workspace.landed".to_owned()));
 }
 
-#[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
+#[body_test]
 async fn work_lands_on_top_of_a_branch_that_is_checked_out(t: Bodies) {
     let host = HostRepo::plain(&t);
     let body = worked(&t, &host).await;
@@ -84,7 +84,7 @@ async fn work_lands_on_top_of_a_branch_that_is_checked_out(t: Bodies) {
     assert_eq!((refused.kind, host.sh("cat mine").as_str()), (Kind::Conflict, "precious"));
 }
 
-#[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
+#[body_test]
 async fn squashing_picking_and_conflicts(t: Bodies) {
     let host = HostRepo::plain(&t);
     let body = worked(&t, &host).await;
@@ -131,7 +131,7 @@ async fn squashing_picking_and_conflicts(t: Bodies) {
     );
 }
 
-#[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
+#[body_test]
 async fn who_lands_must_have_a_name_and_tools_that_run_things_are_shown(t: Bodies) {
     let host = HostRepo::plain(&t);
     let body = host.body(&t).await;
@@ -155,7 +155,7 @@ async fn who_lands_must_have_a_name_and_tools_that_run_things_are_shown(t: Bodie
     assert_eq!(landed.auto_executed, [".github/workflows/ci.yml", ".vscode/tasks.json"]);
 }
 
-#[body_test(except(microvm = "a machine has no repositories in it yet"))]
+#[body_test]
 async fn a_summary_is_no_patch(t: Bodies) {
     let host = HostRepo::plain(&t);
     let body = worked(&t, &host).await;
@@ -166,7 +166,7 @@ async fn a_summary_is_no_patch(t: Bodies) {
     assert!(summary.contains("3 files changed") && !summary.contains("+rest"), "{summary}");
 }
 
-#[body_test(except(microvm = "a machine has no repositories in it yet"))]
+#[body_test]
 async fn a_landing_never_writes_into_a_git_directory(t: Bodies) {
     let host = HostRepo::plain(&t);
     let outer = t.dir().join("outer");

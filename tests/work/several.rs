@@ -6,7 +6,7 @@ use testkit::{Bodies, body_test, explain};
 
 use crate::repo::{HostRepo, person, save};
 
-#[body_test(except(microvm = "a machine has no repositories in it yet"))]
+#[body_test]
 async fn bodies_are_compared_and_conflicts_are_known_before_they_land(t: Bodies) {
     let host = HostRepo::plain(&t);
     let mut ids = Vec::new();
@@ -35,7 +35,7 @@ async fn bodies_are_compared_and_conflicts_are_known_before_they_land(t: Bodies)
     );
 }
 
-#[body_test(except(microvm = "a machine has no repositories in it yet"))]
+#[body_test]
 async fn a_queue_lands_what_is_green_and_keeps_the_rest_with_its_reason(t: Bodies) {
     let host = HostRepo::plain(&t);
     let mut ids = Vec::new();
@@ -74,7 +74,7 @@ async fn a_queue_lands_what_is_green_and_keeps_the_rest_with_its_reason(t: Bodie
     assert_eq!(t.fleet().list().unwrap().len(), 4, "nor a Body of one");
 }
 
-#[body_test(except(microvm = "a machine has no repositories in it yet"))]
+#[body_test]
 async fn the_store_keeps_within_its_budget_and_takes_nothing_that_is_used(t: Bodies) {
     let host = HostRepo::plain(&t);
     let body = host.body(&t).await;
@@ -107,7 +107,7 @@ async fn the_store_keeps_within_its_budget_and_takes_nothing_that_is_used(t: Bod
     );
 }
 
-#[body_test(except(microvm = "a machine has no repositories in it yet"))]
+#[body_test]
 async fn plain_git_fetches_what_a_body_did(t: Bodies) {
     let host = HostRepo::plain(&t);
     let body = host.body(&t).await;

@@ -96,7 +96,7 @@ async fn walk(t: &Bodies, body: &BodyId, chance: &mut Chance, steps: usize, abou
     said.parse().unwrap_or_else(|_| panic!("{about}:\n{said}\n\n{script}"))
 }
 
-#[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
+#[body_test(except(microvm = "git in a microVM looks at every file"))]
 async fn git_says_what_it_would_say_had_it_looked_at_every_file(t: Bodies) {
     let seed: u64 = std::env::var("PAL_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
     let mut quick = 0;
@@ -126,7 +126,7 @@ async fn git_says_what_it_would_say_had_it_looked_at_every_file(t: Bodies) {
     assert!(quick > all / 3, "{quick} of {all} answers named paths");
 }
 
-#[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
+#[body_test(except(microvm = "git in a microVM has no fsmonitor"))]
 async fn a_first_status_looks_at_what_was_changed_and_at_nothing_else(t: Bodies) {
     let host = HostRepo::make(
         &t,
@@ -172,7 +172,7 @@ async fn a_first_status_looks_at_what_was_changed_and_at_nothing_else(t: Bodies)
     assert_eq!(lines[1..], [" M d5/f5", "?? d5/new"]);
 }
 
-#[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
+#[body_test(except(microvm = "git in a microVM has no fsmonitor"))]
 async fn who_cannot_be_answered_is_told_that_all_may_have_changed(t: Bodies) {
     let host = HostRepo::plain(&t);
     let body = host.body(&t).await;
@@ -212,8 +212,8 @@ async fn who_cannot_be_answered_is_told_that_all_may_have_changed(t: Bodies) {
 }
 
 #[body_test(except(
-    microvm = "a machine has no repositories in it yet: pal up refuses that layer",
-    user = "its Bodies have one id, so they have no second user"
+    user = "its Bodies have one id, so they have no second user",
+    microvm = "git in a microVM has no fsmonitor"
 ))]
 async fn somebody_else_in_the_body_learns_no_names(t: Bodies) {
     let host = HostRepo::plain(&t);

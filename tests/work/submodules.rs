@@ -29,7 +29,7 @@ fn link(host: &HostRepo, commit: &str) -> String {
     host.git(&["ls-tree", commit, "libs/lib"])
 }
 
-#[body_test(except(microvm = "a machine has no repositories in it yet"))]
+#[body_test]
 async fn work_in_submodules_is_saved_in_their_own_repositories(t: Bodies) {
     let host = nested(&t);
     let idle = host.body(&t).await;
@@ -86,10 +86,7 @@ async fn work_in_submodules_is_saved_in_their_own_repositories(t: Bodies) {
     }
 }
 
-#[body_test(except(
-    user = "what it shows does not depend on who runs it",
-    microvm = "a machine has no repositories in it yet"
-))]
+#[body_test(except(user = "what it shows does not depend on who runs it"))]
 async fn a_submodule_that_was_emptied_moved_or_removed_is_saved_as_that(t: Bodies) {
     let host = nested(&t);
     let names = |body: &BodyId| inside(&host, "libs/lib", &["ls-tree", "-r", "--name-only", &wip(body)]);
@@ -120,10 +117,7 @@ async fn a_submodule_that_was_emptied_moved_or_removed_is_saved_as_that(t: Bodie
     );
 }
 
-#[body_test(except(
-    user = "what it shows does not depend on who runs it",
-    microvm = "a machine has no repositories in it yet"
-))]
+#[body_test(except(user = "what it shows does not depend on who runs it"))]
 async fn commits_that_were_made_in_a_submodule_are_saved_and_the_link_follows(t: Bodies) {
     let host = nested(&t);
     let commit = "cd libs/lib && git add -A . && git -c user.name=a -c user.email=a@b commit -qm inside && cd ../.. && git add libs/lib && git commit -qm outside && git rev-parse HEAD";
@@ -170,10 +164,7 @@ const TRAPS: &[(&str, bool, &str)] = &[
     ),
 ];
 
-#[body_test(except(
-    user = "what it shows does not depend on who runs it",
-    microvm = "a machine has no repositories in it yet"
-))]
+#[body_test(except(user = "what it shows does not depend on who runs it"))]
 async fn nothing_that_a_submodule_holds_runs_on_the_host(t: Bodies) {
     let host = nested(&t);
     let mark = t.dir().join("MARK");
@@ -196,10 +187,7 @@ async fn nothing_that_a_submodule_holds_runs_on_the_host(t: Bodies) {
     }
 }
 
-#[body_test(except(
-    user = "what it shows does not depend on who runs it",
-    microvm = "a machine has no repositories in it yet"
-))]
+#[body_test(except(user = "what it shows does not depend on who runs it"))]
 async fn what_has_no_repository_on_the_host_is_named_and_keeps_the_body(t: Bodies) {
     let host = nested(&t);
     host.git(&["clone", "--quiet", ".", "../without"]);

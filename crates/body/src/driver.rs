@@ -40,6 +40,7 @@ use crate::{
     process::{self, LaunchContext, Launcher, StartingBody},
     root::RootfsStack,
     snapshot::SnapshotManifest,
+    vm::upper_copy::UpperCopy,
 };
 
 /// What the drivers of one data directory share.
@@ -333,6 +334,17 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// Ends every process of a Body, and waits until its supervisor has recorded that.
     fn kill(&self, dir: &BodyDir, running: &RunRecord) -> Result<(), Failure> {
         process::kill(dir, running).map_err(|error| failure::process("cannot end the Body", error))
+    }
+
+    /// Ends every process of a Body after everything it wrote can be read, as far as its guest still answers.
+    fn kill_synced(&self, dir: &BodyDir, _spec: &Spec, running: &RunRecord) -> Result<(), Failure> {
+        self.kill(dir, running)
+    }
+
+    /// Copies the repositories and the home of a Body whose upper is not plain files; none where it is. A Body that runs
+    /// stands still meanwhile.
+    fn copy_upper(&self, _dir: &BodyDir, _spec: &Spec) -> Result<Option<UpperCopy>, Failure> {
+        Ok(None)
     }
 
     /// Takes a snapshot into the directory `to`, which does not exist yet. The caller holds the Body's lock, and removes

@@ -74,6 +74,8 @@ pub struct SnapshotLower {
     pub dir: PathBuf,
     /// The ids it was written under.
     pub ids: Ids,
+    /// Whether it holds the disk of a microVM, and no files.
+    pub machine: bool,
 }
 
 /// What the host shows today.

@@ -96,17 +96,17 @@ impl<'a> LayerDraft<'a> {
 
     /// Takes what a Body changed; the Body does not run.
     pub fn take(&self, body_dir: &Path, spec: &Spec) -> Result<(), LayerError> {
-        self.take_area(body_dir, spec, "root")
+        self.take_area(&body_dir.join("disk/upper"), spec, "root")
     }
 
     /// The same of one of its areas, by the name of its directory.
-    pub fn take_area(&self, body_dir: &Path, spec: &Spec, area: &str) -> Result<(), LayerError> {
+    pub fn take_area(&self, upper: &Path, spec: &Spec, area: &str) -> Result<(), LayerError> {
         let step = |error| LayerError::Io("make a layer's directory", error);
         let root = self.root();
         // The copy takes over the upper's own owner and mode.
         fs::remove_dir(&root).map_err(step)?;
         fs::DirBuilder::new().mode(0o755).create(&root).map_err(step)?;
-        Ok(snapshot::copy_tree(self.programs, &spec.ids, &body_dir.join("disk/upper").join(area), &root)?)
+        Ok(snapshot::copy_tree(self.programs, &spec.ids, &upper.join(area), &root)?)
     }
 
     /// Makes it whole under its id: `layers/ID`. One that is there already is as good.

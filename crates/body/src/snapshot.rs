@@ -12,6 +12,8 @@ use std::{
 
 use proto::{
     BodyId, Layer, SnapshotId,
+    guest::EGRESS_DIR,
+    launch::area_dir,
     spec::{Home, Ids, Life, Spec},
     template::BodyBase,
     workspace::Workspace,
@@ -23,7 +25,7 @@ use crate::{
     helper::{self, HelperError},
     host::SnapshotLower,
     programs::Programs,
-    vm::record::VmRecord,
+    vm::{record::VmRecord, upper_copy},
 };
 
 const MANIFEST_LEN_MAX: u64 = 1 << 20;
@@ -113,7 +115,8 @@ pub fn read(dir: &Path) -> Result<SnapshotManifest, SnapshotError> {
 
 /// A snapshot as a lower.
 pub fn below(dir: PathBuf, manifest: &SnapshotManifest) -> SnapshotLower {
-    SnapshotLower { id: manifest.id.clone(), dir, ids: manifest.ids.clone() }
+    let machine = manifest.machine.is_some();
+    SnapshotLower { id: manifest.id.clone(), dir, ids: manifest.ids.clone(), machine }
 }
 
 /// Copies the upper of a Body that does not change meanwhile: the caller stopped or froze it.
@@ -122,7 +125,7 @@ pub fn take(
     body_dir: &Path,
     spec: &Spec,
     to: &Path,
-    mut manifest: SnapshotManifest,
+    manifest: SnapshotManifest,
 ) -> Result<SnapshotManifest, SnapshotError> {
     if spec.life == Life::Run {
         return Err(SnapshotError::InMemory(spec.id.clone()));
@@ -130,6 +133,47 @@ pub fn take(
     let step = |what| move |error| SnapshotError::Io(what, error);
     fs::DirBuilder::new().mode(0o700).create(to).map_err(step("make the snapshot's directory"))?;
     copy_tree(programs, &spec.ids, &body_dir.join("disk/upper"), to)?;
+    close(programs, spec, to, manifest)
+}
+
+/// Takes what is on the disk of a microVM that does not run, as files to be below others.
+pub fn take_from_disk(
+    programs: &Programs,
+    body_dir: &Path,
+    spec: &Spec,
+    to: &Path,
+    manifest: SnapshotManifest,
+) -> Result<SnapshotManifest, SnapshotError> {
+    fs::DirBuilder::new()
+        .mode(0o700)
+        .create(to)
+        .map_err(|error| SnapshotError::Io("make the snapshot's directory", error))?;
+    upper_copy::read_all(programs, body_dir, spec, to)?;
+    close(programs, spec, to, manifest)
+}
+
+/// Removes what is no part of a snapshot, and writes its manifest.
+fn close(
+    programs: &Programs,
+    spec: &Spec,
+    to: &Path,
+    mut manifest: SnapshotManifest,
+) -> Result<SnapshotManifest, SnapshotError> {
+    let step = |what| move |error| SnapshotError::Io(what, error);
+    if manifest.dependency.is_some() {
+        // What the steps did to a `.git` is no dependency.
+        for workspace in &manifest.workspaces {
+            let git = to.join(workspace.area_dir()).join(".git");
+            if fs::symlink_metadata(&git).is_ok() {
+                remove(programs, &spec.ids, &git)?;
+            }
+        }
+        // Nor is what their egress proxy needed.
+        let egress = to.join(area_dir("")).join(EGRESS_DIR.trim_start_matches('/'));
+        if fs::symlink_metadata(&egress).is_ok_and(|found| found.is_dir()) {
+            remove(programs, &spec.ids, &egress)?;
+        }
+    }
     let dir = open(to).map_err(step("open the snapshot"))?;
     if sys::caps::is_host_root() {
         // The copy took over the upper's own mode; a snapshot is for its owner alone.
@@ -183,7 +227,11 @@ pub fn remove(programs: &Programs, ids: &Ids, dir: &Path) -> Result<(), Snapshot
 }
 
 /// Runs `pal-launch tree` in a user namespace with the Body's ids.
-fn under_ids(programs: &Programs, ids: &Ids, arguments: &[&std::ffi::OsStr]) -> Result<(), SnapshotError> {
+pub(crate) fn under_ids(
+    programs: &Programs,
+    ids: &Ids,
+    arguments: &[&std::ffi::OsStr],
+) -> Result<(), SnapshotError> {
     let step = |error| SnapshotError::Io("run the helper", error);
     let ids = serde_json::to_vec(ids).map_err(|error| step(error.into()))?;
     helper::run(Command::new(&programs.launch).arg("tree").args(arguments), &ids).map_err(|error| match error

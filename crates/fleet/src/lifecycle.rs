@@ -7,6 +7,7 @@ use body::{
     dir::BodyLock,
     driver::{Capability, Driver, Origin},
     ids, process,
+    vm::upper_copy::UpperCopy,
 };
 use proto::{
     BodyId, Draft, EventData, Failure, Kind, Layer, Spec,
@@ -249,6 +250,16 @@ impl Fleet {
         self.drivers.get(spec.layer).map(|driver| &**driver)
     }
 
+    /// Where the writes of a Body are, if they are plain files.
+    pub(crate) fn upper_path(&self, id: &BodyId) -> std::path::PathBuf {
+        self.body_path(id).join("disk/upper")
+    }
+
+    /// A copy of a Body's repositories and home, where its upper is not plain files.
+    pub(crate) fn copy_upper(&self, spec: &Spec) -> Result<Option<UpperCopy>, Failure> {
+        self.driver(spec)?.copy_upper(&BodyDir::at(self.body_path(&spec.id)), spec)
+    }
+
     /// Stops every process of a Body where it stands.
     pub async fn pause(&self, id: &BodyId) -> Result<BodyView, Failure> {
         run_blocking(|| {
@@ -460,7 +471,7 @@ impl Fleet {
                 // No process of it runs any more when its work and its egress decisions are read for the last time.
                 if let Some(running) = running {
                     self.write(id, BodyStopped { grace_ms: 0 })?;
-                    self.driver(&spec)?.kill(&dir, running)?;
+                    self.driver(&spec)?.kill_synced(&dir, &spec, running)?;
                 }
                 let kept = self.homes().keep(&spec);
                 if discard == Discard::No {

@@ -19,7 +19,9 @@ use std::{
     rc::Rc,
 };
 
-use proto::mux::{DATA_LEN_MAX, FlowLedger, FrameKind, FrameReader, MuxEvent, MuxSide, WINDOW, seal};
+use proto::mux::{
+    DATA_LEN_MAX, FlowLedger, FrameKind, FrameReader, GUEST_STREAMS, MuxEvent, MuxSide, WINDOW, seal,
+};
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadHalf, unix::AsyncFd},
     net::{UnixStream, unix::OwnedReadHalf},
@@ -105,7 +107,7 @@ pub enum ChannelError {
 /// An event that [`Channel::read`] returns to its caller; the bytes of streams never appear here.
 #[derive(Debug, PartialEq, Eq)]
 pub enum ChannelEvent {
-    /// The host opened this stream; the caller has to attach it to a socket or pipe.
+    /// The other end opened this stream; the caller has to attach it to a socket or pipe at once, or to refuse it.
     Opened(u32),
     /// A control message about the channel itself.
     Word(FrameKind, Vec<u8>),
@@ -155,7 +157,7 @@ impl Channel {
             out,
             queue: RefCell::new(Some(queue)),
             epoch: Cell::new(0),
-            next: Cell::new(1),
+            next: Cell::new(if side == MuxSide::Guest { GUEST_STREAMS } else { 1 }),
             go_on: Notify::new(),
             intake: RefCell::default(),
             buffer: RefCell::new(vec![0; READ_LEN]),
@@ -299,11 +301,13 @@ impl Channel {
     /// Opens a stream and joins it to the socket; false when too many streams are open.
     pub async fn open(self: &Rc<Self>, socket: UnixStream) -> bool {
         let stream = self.next.get();
-        self.next.set(stream.wrapping_add(1).max(1));
+        let (kind, first) =
+            if stream >= GUEST_STREAMS { (FrameKind::Ask, GUEST_STREAMS) } else { (FrameKind::Open, 0) };
+        self.next.set(first | (stream.wrapping_add(1) & (GUEST_STREAMS - 1)).max(1));
         if !self.ledger.borrow_mut().open(stream) {
             return false;
         }
-        self.push(seal(FrameKind::Open, stream, &[]), false).await;
+        self.push(seal(kind, stream, &[]), false).await;
         self.attach(stream, socket);
         true
     }
@@ -400,7 +404,8 @@ impl Channel {
         }
     }
 
-    async fn reset(&self, stream: u32) {
+    /// Closes a stream in both directions.
+    pub async fn reset(&self, stream: u32) {
         if self.ledger.borrow_mut().drop_stream(stream) {
             self.push(seal(FrameKind::Reset, stream, &[]), false).await;
         }

@@ -10,6 +10,7 @@
 //! configuration.
 
 mod egress;
+mod ext4;
 mod git_dirs;
 mod idmap;
 mod image;

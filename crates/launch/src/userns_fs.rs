@@ -1,5 +1,5 @@
-//! `pal-launch tree copy FROM TO`, `tree remove DIR` and `tree unpack DIR`: file operations with the rights of a
-//! Body's ids.
+//! `pal-launch tree copy FROM TO`, `tree remove DIR`, `tree unpack DIR` and `tree extract DISK FROM TO`: file
+//! operations with the rights of a Body's ids.
 //!
 //! An ordinary user's Body may leave files that belong to the Body's own ids, or directories without any permission.
 //! So the work is done as root in a user namespace with the same ids. The ids are the first line of standard input; a
@@ -7,6 +7,7 @@
 
 use std::{
     ffi::{CString, OsString},
+    fs::File,
     io::{self, BufRead},
     os::{
         fd::{AsFd, OwnedFd},
@@ -21,12 +22,19 @@ use rustix::fs::{Mode, OFlags};
 use sys::namespace::{ForkResult, IdMapLine};
 
 use crate::{
-    idmap,
+    ext4, idmap,
     report::{StepError, StepExt},
     unpack,
 };
 
 const IDS_LEN_MAX: u64 = 1 << 20;
+
+/// Files and directories that were opened before the ids change.
+enum HeldPlace {
+    Nothing,
+    Layer(OwnedFd),
+    Copy { disk: File, to: OwnedFd },
+}
 
 /// Runs one command.
 pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
@@ -44,8 +52,12 @@ fn perform(arguments: &[OsString]) -> Result<(), StepError> {
     let ids = read_ids().step("read the ids")?;
     // Before the ids change, because the new ids may not search the path.
     let place = match arguments {
-        [verb, dir] if verb == "unpack" => Some(open(dir).step("open the layer")?),
-        _ => None,
+        [verb, dir] if verb == "unpack" => HeldPlace::Layer(open(dir).step("open the layer")?),
+        [verb, disk, _, to] if verb == "extract" => HeldPlace::Copy {
+            disk: File::open(disk).step("open the disk")?,
+            to: open(to).step("open the copy")?,
+        },
+        _ => HeldPlace::Nothing,
     };
     let (ready, notify) = rustix::pipe::pipe().step("make a pipe")?;
     match sys::namespace::fork_into(sys::namespace::USER, None).step("make a user namespace")? {
@@ -53,7 +65,7 @@ fn perform(arguments: &[OsString]) -> Result<(), StepError> {
             drop(notify);
             let _ = rustix::io::read(&ready, &mut [0u8; 1]);
             let done = sys::namespace::become_ids(0, 0, ids.has_root()).step("become root of the Body");
-            match done.and_then(|()| serve_requests(arguments, place.as_ref())) {
+            match done.and_then(|()| serve_requests(arguments, place)) {
                 Ok(()) => std::process::exit(0),
                 Err(error) => {
                     let _ = io::Write::write_all(&mut io::stderr(), error.to_string().as_bytes());
@@ -100,9 +112,16 @@ pub fn map(pid: sys::namespace::Pid, ids: &Ids) -> Result<(), StepError> {
     sys::namespace::write_maps(pid, &lines(&ids.users), &lines(&ids.groups), false).step("map the id")
 }
 
-fn serve_requests(arguments: &[OsString], place: Option<&OwnedFd>) -> Result<(), StepError> {
-    if let Some(place) = place {
-        return unpack::receive(place.as_fd(), &mut io::stdin().lock());
+fn serve_requests(arguments: &[OsString], place: HeldPlace) -> Result<(), StepError> {
+    match place {
+        HeldPlace::Layer(layer) => return unpack::receive(layer.as_fd(), &mut io::stdin().lock()),
+        HeldPlace::Copy { disk, to } => {
+            let from = arguments.get(2).and_then(|from| from.to_str()).unwrap_or_default();
+            let disk = ext4::Disk::open(disk).step("read the disk")?;
+            // A directory that the Body never made is an empty one.
+            return ext4::extract(&disk, from, to.as_fd()).map(drop).step("read the disk");
+        }
+        HeldPlace::Nothing => {}
     }
     match arguments {
         [verb, from, to] if verb == "copy" => {

@@ -4,7 +4,8 @@
 //! endian) and its contents. Each direction of each stream has a window: a sender sends no more than the
 //! receiver gave it credit for. So a stream that its receiver does not read blocks only itself.
 //!
-//! Only the host opens streams. `Hold` and `Held` stop both directions at the end of a frame with nothing in
+//! The host opens streams to the guest's services. The guest opens streams to one service of the host, the Body's egress
+//! proxy; their numbers begin at [`GUEST_STREAMS`]. `Hold` and `Held` stop both directions at the end of a frame with nothing in
 //! flight; then the host can take a snapshot. After a restore, the host begins with a `Welcome` on the empty
 //! channel.
 //!
@@ -22,6 +23,11 @@ pub const WORD_LEN_MAX: usize = 1 << 20;
 pub const WINDOW: u32 = 256 << 10;
 /// Most streams at once.
 pub const STREAMS_MAX: usize = 1024;
+
+/// The number of the first stream that a guest opens; those of the host are below.
+pub const GUEST_STREAMS: u32 = 1 << 31;
+/// Most streams at once that a guest opened.
+pub const GUEST_STREAMS_MAX: usize = 256;
 
 /// The kind of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,10 +56,12 @@ pub enum FrameKind {
     Bye = 11,
     /// Guest: it has booted and waits for its setup.
     Here = 12,
+    /// Guest: a new stream to the Body's egress proxy.
+    Ask = 13,
 }
 
 impl FrameKind {
-    const ALL: [FrameKind; 12] = [
+    const ALL: [FrameKind; 13] = [
         Self::Welcome,
         Self::Receipt,
         Self::Open,
@@ -66,6 +74,7 @@ impl FrameKind {
         Self::GoOn,
         Self::Bye,
         Self::Here,
+        Self::Ask,
     ];
 
     /// Longest contents of a frame of this kind.
@@ -225,13 +234,13 @@ impl FlowLedger {
         use FrameKind as K;
         let MuxFrame { kind, stream, contents } = frame;
         let from_host = matches!(kind, K::Welcome | K::Open | K::Hold | K::GoOn);
-        let from_guest = matches!(kind, K::Receipt | K::Held | K::Bye | K::Here);
+        let from_guest = matches!(kind, K::Receipt | K::Held | K::Bye | K::Here | K::Ask);
         if from_host && self.side == MuxSide::Host || from_guest && self.side == MuxSide::Guest {
             return Err(MuxViolation::Side(kind));
         }
         match kind {
-            K::Open => {
-                if self.streams.len() >= STREAMS_MAX || self.streams.contains_key(&stream) {
+            K::Open | K::Ask => {
+                if (kind == K::Ask) != (stream >= GUEST_STREAMS) || !self.has_room(stream) {
                     return Err(MuxViolation::Open(stream));
                 }
                 self.streams.insert(stream, FRESH);
@@ -240,6 +249,13 @@ impl FlowLedger {
             K::Data | K::Credit | K::End | K::Reset => self.receive_on_stream(kind, stream, contents),
             word => Ok(MuxEvent::Word(word, contents)),
         }
+    }
+
+    fn has_room(&self, stream: u32) -> bool {
+        let of_guest = || self.streams.keys().filter(|open| **open >= GUEST_STREAMS).count();
+        self.streams.len() < STREAMS_MAX
+            && !self.streams.contains_key(&stream)
+            && (stream < GUEST_STREAMS || of_guest() < GUEST_STREAMS_MAX)
     }
 
     fn receive_on_stream(

@@ -25,6 +25,8 @@ pub const SHARES: &str = "/run";
 /// The directory of the programs for Firecracker's jail, in the hypervisor's root. Firecracker shares no
 /// directories, so the two never meet.
 pub const JAIL_TOOLS: &str = "/run";
+/// The directory of the egress proxy's socket, in the root of the VMM process.
+pub const EGRESS_INSIDE: &str = "/egress";
 /// The directory in which the jail is made.
 pub const JAIL: &str = "/tmp";
 /// The program name in a jail: the launcher, under the name that the jailer requires.
@@ -53,6 +55,12 @@ pub struct GuestSetup {
     /// The read-only block devices below its upper, topmost first: their serial numbers, or kernel names under
     /// Firecracker, which has no serial numbers.
     pub images: Vec<String>,
+    /// The layers in these images that make the root, nearest first; all of them where there are none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub root_layers: Vec<usize>,
+    /// Directories of the root that are mounts of their own.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub areas: Vec<GuestArea>,
     /// The block device with its upper, named in the same way.
     #[serde(default = "upper")]
     pub upper: String,
@@ -87,6 +95,38 @@ pub struct SharedDir {
     /// Whether the guest mounts it read-only; the host enforces that in any case.
     pub access: Access,
 }
+
+/// A directory of a microVM's root with an overlay mount of its own: a repository, or a home.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GuestArea {
+    /// Its place in the root, without a leading `/`.
+    pub at: String,
+    /// The id inside that owns it.
+    pub owner: u32,
+    /// Read-only directories below it, nearest first.
+    pub lowers: Vec<GuestLower>,
+}
+
+impl GuestArea {
+    /// The directory of its writes on the writable disk.
+    pub fn upper_dir(&self) -> String {
+        format!("{AREAS}/{}", crate::launch::area_dir(&self.at))
+    }
+}
+
+/// A read-only directory below an area.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GuestLower {
+    /// The layer, counted through all images.
+    pub layer: usize,
+    /// The directory in that layer; empty for all of it.
+    pub dir: String,
+}
+
+/// The directory of the root's writes on the writable disk of a microVM.
+pub const ROOT_UPPER: &str = "upper";
+/// The directory of the writes of all areas on that disk.
+pub const AREAS: &str = "areas";
 
 fn upper() -> String {
     UPPER.to_owned()
@@ -410,6 +450,9 @@ pub const MEASURE: u8 = b'm';
 pub const CONSOLE: u8 = b'c';
 /// The request that assigns a pooled microVM to a Body.
 pub const TAKE: u8 = b't';
+/// The byte that has a microVM stand still, with everything it wrote on its disk, until the next byte or the end of the
+/// connection.
+pub const HOLD: u8 = b'h';
 
 /// The resource use of a microVM, as its hypervisor reports it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -468,6 +511,11 @@ pub enum ControlReply {
     Measured {
         /// As the hypervisor reports it.
         metrics: VmMetrics,
+    },
+    /// The microVM stands still.
+    Held {
+        /// Whether its guest wrote everything to the disk before.
+        synced: bool,
     },
     /// The last lines of the console.
     Console {

@@ -72,6 +72,8 @@ fn begin(name: &str, time_max: Duration) -> (BoundsScene, BodyWorkspace) {
     let source = BodyWorkspace {
         body: "body1".parse().unwrap(),
         dir: top.join("body"),
+        upper: top.join("body/disk/upper"),
+        copy: None,
         snapshots: Vec::new(),
         workspace,
         layers,

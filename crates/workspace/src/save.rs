@@ -10,10 +10,11 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::PathBuf,
+    sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use body::programs::Programs;
+use body::{programs::Programs, vm::upper_copy::UpperCopy};
 use proto::{
     BodyId,
     event_data::{SavedSubmodule, SavedWork, SkippedFile},
@@ -49,6 +50,10 @@ pub struct BodyWorkspace {
     pub body: BodyId,
     /// The Body's directory.
     pub dir: PathBuf,
+    /// Its writes: a directory for each area.
+    pub upper: PathBuf,
+    /// Where that is a copy, which goes with the last that reads it.
+    pub copy: Option<Arc<UpperCopy>>,
     /// The snapshots below its upper, topmost first.
     pub snapshots: Vec<PathBuf>,
     /// The imported repository.
@@ -165,7 +170,7 @@ impl BodyWorkspace {
     /// The directories of this workspace in the Body's upper and in the snapshots below.
     pub(crate) fn changed(&self) -> Vec<PathBuf> {
         let area = self.workspace.area_dir();
-        let upper = self.dir.join("disk/upper").join(&area);
+        let upper = self.upper.join(&area);
         [upper].into_iter().chain(self.snapshots.iter().map(|snapshot| snapshot.join(&area))).collect()
     }
 

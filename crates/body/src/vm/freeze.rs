@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use proto::vm::{CONTROL, ControlReply, FreezeReport};
+use proto::vm::{CONTROL, ControlReply, FreezeReport, HOLD};
 
 use super::{
     VmError, VmStepExt, disks,
@@ -25,6 +25,8 @@ const ANSWER_LEN_MAX: usize = 1 << 20;
 const PATIENCE: Duration = Duration::from_secs(300);
 /// Who minds it reads what it is told at once, unless it is stopped.
 const TELL_PATIENCE: Duration = Duration::from_secs(10);
+/// A guest may take 20 s to freeze its processes, and a hypervisor some to pause.
+const HOLD_PATIENCE: Duration = Duration::from_secs(60);
 /// What was frozen is for every Body that is thawed from it, and never changes.
 const FROZEN_MODE: u32 = 0o444;
 
@@ -114,7 +116,10 @@ pub fn freeze(
         ControlReply::Saved { .. } => {
             return Err(VmError::Freeze("its guest does not say what its files are".into()));
         }
-        ControlReply::Measured { .. } | ControlReply::Taken { .. } | ControlReply::Console { .. } => {
+        ControlReply::Measured { .. }
+        | ControlReply::Taken { .. }
+        | ControlReply::Held { .. }
+        | ControlReply::Console { .. } => {
             return Err(VmError::Freeze("who minds it gave another answer".into()));
         }
         ControlReply::Failed { why } => {
@@ -130,6 +135,31 @@ pub fn freeze(
     // Whoever was just ended by that hears it no more.
     let _ = (&socket).write_all(b"\n");
     Ok(())
+}
+
+/// A microVM that stands still until this is dropped.
+#[derive(Debug)]
+pub struct HeldVm(UnixStream);
+
+impl HeldVm {
+    /// Has the microVM of the Body in `body` write everything to its disk, and stand still.
+    pub fn hold(body: &Path) -> Result<Self, VmError> {
+        let socket = connect_control(body)?;
+        (&socket).write_all(&[HOLD]).step("ask for the machine")?;
+        let line = read_reply(&socket, ANSWER_LEN_MAX, HOLD_PATIENCE).step("hear of the machine")?;
+        match serde_json::from_slice(&line) {
+            Ok(ControlReply::Held { .. }) => Ok(Self(socket)),
+            Ok(ControlReply::Failed { why }) => {
+                Err(VmError::Freeze(proto::text::visible(&why.chars().take(400).collect::<String>())))
+            }
+            _ => Err(VmError::Freeze("its VMM process gave another answer".into())),
+        }
+    }
+
+    /// Whether it stood still until now.
+    pub fn check(&self) -> Result<(), VmError> {
+        check_stopped(&self.0)
+    }
 }
 
 #[cfg(test)]

@@ -26,6 +26,12 @@ use crate::{
 pub const IMAGES_MAX: usize = 20;
 /// How the names of images with several layers begin.
 pub const PACKS: &str = "pack-";
+/// Prefix of the names of images with one layer.
+pub const LAYERS: &str = "layer-";
+/// Prefix of the names of images with a part of a snapshot.
+pub const SNAPSHOTS: &str = "snapshot-";
+/// Number of images that this host's own programs and settings make.
+pub const HOST_IMAGES: usize = PARTS.len();
 /// Images of states that this host was in, beyond the newest.
 const OLD_HOSTS_MAX: usize = 1;
 
@@ -73,9 +79,7 @@ pub fn of_layers(
 
 fn of_group(programs: &Programs, images: &Path, group: &[(&str, &LowerLayer)]) -> Result<PathBuf, VmError> {
     let (path, source) = match group {
-        [(name, layer)] => {
-            (images.join(format!("layer-{name}.erofs")), ImageSource::Layer(layer.root.clone()))
-        }
+        [(name, layer)] => (images.join(format!("{name}.erofs")), ImageSource::Layer(layer.root.clone())),
         several => {
             let names: Vec<&str> = several.iter().map(|(name, _)| *name).collect();
             let hash = proto::event::hex(&Sha256::digest(names.join(" ")));

@@ -32,6 +32,8 @@ pub mod measure;
 pub mod plan;
 pub mod record;
 pub mod setup;
+pub mod stack;
+pub mod upper_copy;
 pub mod virtiofsd;
 
 pub use last_boot::LastBoot;

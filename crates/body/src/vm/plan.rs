@@ -7,25 +7,33 @@ use std::{
 
 use proto::{
     Limits, Mechanism, Size, Spec,
-    guest::GuestConfig,
+    egress::SHARED,
+    guest::{EGRESS_DIR, GuestConfig},
     launch::{LaunchPlan, Lower, OverlayAccess, OverlayMount, Rlimits, SeedEntry, Upper},
     spec::{Access, Life, Mount},
-    vm::{Accelerator, Engine, FreezeReport, GuestSetup, JAIL_TOOLS, KVM, UPPER, URANDOM, VmPlan, VmStart},
+    vm::{
+        Accelerator, EGRESS_INSIDE, Engine, FreezeReport, GuestSetup, JAIL_TOOLS, KVM, UPPER, URANDOM,
+        VmPlan, VmStart,
+    },
 };
 
 use super::{
     disks::{self, DISK_MIN},
     hypervisor_root,
     jailer::JailSetup,
+    stack::VmLayout,
     virtiofsd,
 };
 use crate::{
     BodyDir,
+    egress::CERTIFICATES,
     groups::{self, BodyCgroups},
     process::{self, LaunchContext, Launcher, ProcessError, StartingBody},
     root::{RootPlan, RootfsStack},
 };
 
+/// Longest file of certificates that fits into the setup of a guest.
+const CERTIFICATES_LEN_MAX: u64 = 768 << 10;
 /// What the hypervisor itself needs beside the machine's memory.
 const OVERHEAD: u64 = 256 << 20;
 /// What it reserves and hardly fills, such as the stacks of threads that write to disks: counted where there are no
@@ -79,6 +87,8 @@ pub struct VmParts {
     pub accelerator: Accelerator,
     /// Read-only images, nearest first.
     pub images: Vec<PathBuf>,
+    /// What their layers are for.
+    pub layout: VmLayout,
     /// The root of the program that shares directories of the host, where there are any.
     pub sharer: Option<PathBuf>,
     /// Firecracker's jailer; none where the hypervisor is another.
@@ -149,9 +159,17 @@ pub fn begin(
     let root = RootPlan::of(rootfs, spec);
     let base = context.plan(dir, spec, token, &root, &bounds, limits_record(spec));
     let machine_id = process::machine_id(token);
-    let seeds = root.seeds(&spec.id, &machine_id);
+    let mut seeds = root.seeds(&spec.id, &machine_id);
+    // A microVM sees no directory of the host.
+    seeds.extend(base.egress.as_ref().and_then(|egress| certificates_seed(&egress.dir)));
     let plan = plan(dir.path(), base, spec, parts, seeds, machine_id, &bounds);
     process::send(launcher, &plan, bounds)
+}
+
+/// The certificates that programs behind an egress proxy trust, as a file of the root.
+fn certificates_seed(egress: &Path) -> Option<SeedEntry> {
+    let contents = sys::fd::read_small(&egress.join(SHARED).join(CERTIFICATES), CERTIFICATES_LEN_MAX).ok()?;
+    Some(SeedEntry::File { path: format!("root{EGRESS_DIR}/{CERTIFICATES}"), contents })
 }
 
 /// Puts the private disk into a Body's directory, unless it has one from an earlier life.
@@ -256,6 +274,8 @@ fn plan(
         images.push(inside(&format!("image{index}")));
         mounts.push(show(image, &images[index], Access::ReadOnly));
     }
+    let egress = base.mounts.iter().find(|mount| mount.target == Path::new(EGRESS_DIR));
+    mounts.extend(egress.map(|egress| show(&egress.source, Path::new(EGRESS_INSIDE), Access::ReadOnly)));
     let shares = virtiofsd::of(spec, parts.sharer.as_deref());
     mounts.extend(shares.mounts);
     let (begin, generation) = match &parts.start {
@@ -279,6 +299,8 @@ fn plan(
         config: base.config.clone(),
         seeds,
         images: (0..images.len()).map(|index| device(parts.hypervisor, index + 1)).collect(),
+        root_layers: parts.layout.root_layers.clone(),
+        areas: parts.layout.areas.clone(),
         upper: device(parts.hypervisor, 0),
         shares: shares.shown,
         setuid: base.setuid,

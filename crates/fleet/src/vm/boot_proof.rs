@@ -9,7 +9,7 @@ use body::{
     driver::{Driver, LimitRequest, Origin, StartMode},
     guest::{GuestClient, GuestError},
     root::RootfsStack,
-    vm::{LastBoot, SetupRecord, measure},
+    vm::{LastBoot, SetupRecord, measure, stack::VmLayers},
 };
 use proto::{
     BodyId, Failure, Kind, Spec,
@@ -118,10 +118,11 @@ impl Microvms {
             ids: Ids { users: Vec::new(), groups: Vec::new() },
         };
         let rootfs = RootfsStack::default();
-        let images = self.images(&self.install(), &spec, &rootfs)?;
+        let layers = VmLayers::of(&rootfs, &spec);
+        let images = self.images(&self.install(), &spec, &layers)?;
         let (root, _) = self.engine_root(which, setup)?;
         let by = HypervisorChoice { hypervisor: which, root, accelerator };
-        let parts = self.parts_by(setup, by, &spec, images, None)?;
+        let parts = self.parts_by(setup, by, &spec, (images, layers.layout), None)?;
         self.with_nobodys(&spec, &rootfs, &parts, act)
     }
 

@@ -13,7 +13,7 @@ use body::{
     process_driver::without_identity,
     root::RootfsStack,
     snapshot::SnapshotManifest,
-    vm::{self, VmParts, jailer::JailSetup},
+    vm::{self, VmParts, jailer::JailSetup, upper_copy::UpperCopy},
 };
 use proto::{
     Failure, Kind, Layer, Limits, Size, Spec,
@@ -26,7 +26,15 @@ use proto::{
 use super::{Microvms, boot_snapshot, memory_snapshot, shared_mounts, vm_failure};
 
 const CAPABILITIES: Capabilities = Capabilities {
-    has: &[Capability::MemorySnapshots, Capability::SharedMounts, Capability::Receipts, Capability::OwnIds],
+    has: &[
+        Capability::MemorySnapshots,
+        Capability::Workspaces,
+        Capability::Homes,
+        Capability::Egress,
+        Capability::SharedMounts,
+        Capability::Receipts,
+        Capability::OwnIds,
+    ],
     engines: &Engine::ALL,
 };
 
@@ -77,23 +85,35 @@ impl Driver for Microvms {
 
     fn prepare(&self, spec: &Spec, rootfs: RootfsStack, origin: &Origin) -> Result<Arc<dyn Recipe>, Failure> {
         let (parts, boot_snapshot) = match origin {
-            Origin::Template(StartMode::Restore) if spec.share.is_none() => {
+            Origin::Template(StartMode::Restore) if may_use_boot_snapshot(spec) => {
                 (self.parts(spec, &rootfs)?, UseBootSnapshot::Yes)
             }
             Origin::Template(_) | Origin::Files => (self.parts(spec, &rootfs)?, UseBootSnapshot::No),
             Origin::Snapshot(source, mode) => {
-                let machine = source.manifest.machine.as_ref().ok_or_else(|| {
-                    memory_snapshot::incomplete("its manifest does not describe the microVM")
-                })?;
-                (self.snapshot_parts(spec, &source.dir, machine, *mode)?, UseBootSnapshot::No)
+                let parts = match &source.manifest.machine {
+                    Some(machine) => self.snapshot_parts(spec, &rootfs, &source.dir, machine, *mode)?,
+                    // A dependency layer: files below an empty disk.
+                    None => self.parts(spec, &rootfs)?,
+                };
+                (parts, UseBootSnapshot::No)
             }
-            Origin::Suspended => (self.suspended_parts(spec)?, UseBootSnapshot::No),
+            Origin::Suspended => (self.suspended_parts(spec, &rootfs)?, UseBootSnapshot::No),
         };
         Ok(Arc::new(VmRecipe { microvms: self.clone(), rootfs, parts, boot_snapshot }))
     }
 
     fn note_started(&self, spec: &Spec, report: &StartReport) {
         self.record_boot(spec, report);
+    }
+
+    fn kill_synced(&self, dir: &BodyDir, spec: &Spec, running: &RunRecord) -> Result<(), Failure> {
+        // The disk of a guest that does not answer is as a power failure would leave it.
+        let _still = self.hold_still(dir, spec);
+        self.kill(dir, running)
+    }
+
+    fn copy_upper(&self, dir: &BodyDir, spec: &Spec) -> Result<Option<UpperCopy>, Failure> {
+        Microvms::copy_upper(self, dir, spec).map(Some)
     }
 
     fn snapshot(
@@ -162,6 +182,11 @@ impl Driver for Microvms {
     fn disk_usage(&self) -> Vec<(&'static str, u64)> {
         self.measure_parts()
     }
+}
+
+/// A boot snapshot of images that hold one commit, or of a Body with an egress proxy, would hardly be used twice.
+fn may_use_boot_snapshot(spec: &Spec) -> bool {
+    spec.share.is_none() && spec.workspaces.is_empty() && spec.home.is_none() && spec.egress.is_none()
 }
 
 /// Whether a microVM that would boot starts from its template's boot snapshot instead.

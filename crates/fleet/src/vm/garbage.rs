@@ -68,18 +68,25 @@ impl Microvms {
     }
 
     fn old_images(&self, dir: &Path) -> Vec<PathBuf> {
-        let layers = self.context.data.join("layers");
+        let (layers, snapshots) = (self.context.data.join("layers"), self.context.data.join("snapshots"));
         let needless = |path: &PathBuf| {
             let name = name_of(path);
             match (name.strip_suffix(".erofs"), path.extension().and_then(|end| end.to_str())) {
-                (Some(name), _) => match name.strip_prefix("layer-") {
-                    Some(layer) => !layers.join(layer).exists(),
-                    None => {
-                        let may_go = name.starts_with("host-") && !images::is_current(&name_of(path))
-                            || name.starts_with(images::PACKS);
-                        may_go && is_older(path, HOST_AGE_MAX)
+                (Some(name), _) => {
+                    match (name.strip_prefix(images::LAYERS), name.strip_prefix(images::SNAPSHOTS)) {
+                        (Some(layer), _) => {
+                            !layers.join(layer.split('-').next().unwrap_or_default()).exists()
+                        }
+                        (None, Some(part)) => {
+                            !snapshots.join(part.split('-').next().unwrap_or_default()).exists()
+                        }
+                        (None, None) => {
+                            let may_go = name.starts_with("host-") && !images::is_current(&name_of(path))
+                                || name.starts_with(images::PACKS);
+                            may_go && is_older(path, HOST_AGE_MAX)
+                        }
                     }
-                },
+                }
                 (None, Some(end)) => end
                     .strip_prefix("part")
                     .and_then(|maker| maker.parse::<u32>().ok())

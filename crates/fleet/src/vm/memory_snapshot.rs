@@ -6,12 +6,14 @@ use body::{
     BodyDir, ProcessState,
     driver::{LimitRequest, StartMode},
     process,
+    root::RootfsStack,
     snapshot::{self, SnapshotManifest},
     vm::{
         self, VmParts, VmSnapshotRef, VmStartMode,
         freeze::FreezeFiles,
         plan::UPPER_FILE,
         record::{MemoryRecord, VmRecord},
+        stack::VmLayers,
     },
 };
 use proto::{Failure, Kind, Spec};
@@ -31,6 +33,11 @@ impl Microvms {
         let cannot = |what: &str, error: std::io::Error| {
             Failure::new(Kind::Host, what.to_owned()).because(error).hint("make room: pal gc")
         };
+        // A dependency layer is files on every layer, to be below others.
+        if manifest.dependency.is_some() {
+            return snapshot::take_from_disk(&self.context.launch.programs, dir.path(), spec, to, manifest)
+                .map_err(failures::snapshot);
+        }
         make_dir(to)?;
         let mut machine = self.freeze_into(dir, spec, to)?;
         if let (Some(frozen), false) = (&mut machine.frozen, manifest.for_forks) {
@@ -38,7 +45,13 @@ impl Microvms {
             frozen.ram_sha256 =
                 Some(vm::record::ram_hash(to).map_err(|error| cannot("cannot read what was frozen", error))?);
         }
-        keep(to, manifest, machine)
+        // Its disk holds what snapshots of disks below it had; those of files are still below it.
+        let has_files = |id: &proto::SnapshotId| {
+            snapshot::read(&self.context.data.join("snapshots").join(id.as_str()))
+                .is_ok_and(|below| below.machine.is_none())
+        };
+        let below = manifest.below.iter().filter(|id| has_files(id)).cloned().collect();
+        keep(to, SnapshotManifest { below, ..manifest }, machine)
     }
 
     /// Freezes a Body's machine into a directory, and says what is in it.
@@ -149,12 +162,14 @@ impl Microvms {
     pub(super) fn snapshot_parts(
         &self,
         spec: &Spec,
+        rootfs: &RootfsStack,
         dir: &Path,
         machine: &VmRecord,
         mode: StartMode,
     ) -> Result<VmParts, Failure> {
         let images = (0..machine.images).map(|index| dir.join(format!("image{index}"))).collect();
-        let mut parts = self.parts_with(spec, images, Some(dir.join(UPPER_FILE)))?;
+        let layout = VmLayers::of(rootfs, spec).layout;
+        let mut parts = self.parts_with(spec, images, layout, Some(dir.join(UPPER_FILE)))?;
         if machine.frozen.is_some() && mode == StartMode::Restore {
             if spec.share.is_some() {
                 return Err(Failure::new(
@@ -181,8 +196,6 @@ fn keep(to: &Path, mut manifest: SnapshotManifest, machine: VmRecord) -> Result<
         .map(|path| vm::disks::used(&path))
         .sum();
     manifest.machine = Some(machine);
-    // It has everything in it: nothing of other snapshots is needed.
-    manifest.below = Vec::new();
     snapshot::write(to, manifest).map_err(failures::snapshot)
 }
 

@@ -9,6 +9,7 @@ mod hypervisors;
 mod jailer_setup;
 mod kvm_probe;
 mod memory_snapshot;
+mod read_disk;
 mod shared_mounts;
 mod suspend;
 
@@ -20,7 +21,10 @@ use std::{
 use body::{
     driver::DriverContext,
     root::RootfsStack,
-    vm::{self, LastBoot, MicrovmInstall, SetupRecord, VmError, VmParts, VmStartMode, images, kernel},
+    vm::{
+        self, LastBoot, MicrovmInstall, SetupRecord, VmError, VmParts, VmStartMode, images, kernel,
+        stack::{VmLayers, VmLayout},
+    },
 };
 use proto::{
     Failure, Kind, Size, Spec,
@@ -169,20 +173,28 @@ impl Microvms {
     fn parts(&self, spec: &Spec, rootfs: &RootfsStack) -> Result<VmParts, Failure> {
         // Asked first: images take a minute and gigabytes to make, and are of no use without the rest.
         self.install().setup().map_err(vm_failure)?;
-        let images = self.images(&self.install(), spec, rootfs)?;
-        self.parts_with(spec, images, None)
+        let layers = VmLayers::of(rootfs, spec);
+        let images = self.images(&self.install(), spec, &layers)?;
+        self.parts_with(spec, images, layers.layout, None)
     }
 
     fn parts_with(
         &self,
         spec: &Spec,
         images: Vec<PathBuf>,
+        layout: VmLayout,
         disk: Option<PathBuf>,
     ) -> Result<VmParts, Failure> {
         let setup = self.install().setup().map_err(vm_failure)?;
         let hypervisor = spec.engine.unwrap_or_default();
         let (root, accelerator) = self.engine_root(hypervisor, &setup)?;
-        self.parts_by(&setup, HypervisorChoice { hypervisor, root, accelerator }, spec, images, disk)
+        self.parts_by(
+            &setup,
+            HypervisorChoice { hypervisor, root, accelerator },
+            spec,
+            (images, layout),
+            disk,
+        )
     }
 
     fn parts_by(
@@ -190,7 +202,7 @@ impl Microvms {
         setup: &SetupRecord,
         by: HypervisorChoice,
         spec: &Spec,
-        images: Vec<PathBuf>,
+        (images, layout): (Vec<PathBuf>, VmLayout),
         disk: Option<PathBuf>,
     ) -> Result<VmParts, Failure> {
         let HypervisorChoice { hypervisor, root, accelerator } = by;
@@ -209,22 +221,23 @@ impl Microvms {
             vm::disks::empty(&install.dir().join("uppers"), disk_bytes, inodes).map_err(vm_failure)?;
         let jail = self.jail_of(hypervisor, setup)?;
         let sharer = spec.share.map(|_| install.sharer()).transpose().map_err(vm_failure)?;
-        Ok(VmParts { hypervisor, engine: root, accelerator, images, sharer, jail, empty, start })
+        Ok(VmParts { hypervisor, engine: root, accelerator, images, layout, sharer, jail, empty, start })
     }
 
     fn images(
         &self,
         install: &MicrovmInstall,
         spec: &Spec,
-        rootfs: &RootfsStack,
+        layers: &VmLayers,
     ) -> Result<Vec<PathBuf>, Failure> {
         let dir = install.dir().join("images");
         let programs = &self.context.launch.programs;
-        let (Some(layers), Some(base)) = (&rootfs.layers, &spec.base) else {
-            return images::of_host(programs, &dir).map_err(vm_failure);
-        };
-        let named: Vec<_> = base.layers.iter().map(|id| id.as_str()).zip(layers).collect();
-        images::of_layers(programs, &dir, &named, hypervisors::room(spec)).map_err(vm_failure)
+        let mut found =
+            if layers.host { images::of_host(programs, &dir).map_err(vm_failure)? } else { Vec::new() };
+        let named: Vec<_> = layers.layers.iter().map(|(name, layer)| (name.as_str(), layer)).collect();
+        let room = hypervisors::room(spec).saturating_sub(found.len());
+        found.extend(images::of_layers(programs, &dir, &named, room).map_err(vm_failure)?);
+        Ok(found)
     }
 }
 

@@ -10,6 +10,7 @@ use body::{
     BodyDir,
     driver::StartMode,
     process,
+    root::RootfsStack,
     vm::{VmParts, record::VmRecord},
 };
 use proto::{Failure, Kind, Spec, launch::RunRecord};
@@ -56,13 +57,13 @@ impl Microvms {
     }
 
     /// The parts of a microVM that continues from the memory it was suspended with.
-    pub(super) fn suspended_parts(&self, spec: &Spec) -> Result<VmParts, Failure> {
+    pub(super) fn suspended_parts(&self, spec: &Spec, rootfs: &RootfsStack) -> Result<VmParts, Failure> {
         let swap = BodyDir::at(self.context.body_path(&spec.id)).swap();
         let text = sys::fd::read_small(&swap.join(BodyDir::SWAP_RECORD), RECORD_LEN_MAX);
         let machine = text
             .and_then(|text| Ok(serde_json::from_str::<VmRecord>(&text)?))
             .map_err(|error| incomplete("its record cannot be read").because(error))?;
-        self.snapshot_parts(spec, &swap, &machine, StartMode::Restore)
+        self.snapshot_parts(spec, rootfs, &swap, &machine, StartMode::Restore)
             .map_err(|failure| failure.hint(format!("or give its memory up: pal stop {}", spec.id)))
     }
 }

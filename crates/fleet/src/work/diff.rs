@@ -77,7 +77,10 @@ impl Workspaces<'_> {
 
     /// What a Body changed: committed, uncommitted and untracked. It may run meanwhile.
     pub fn review(&self, id: &BodyId, name: Option<&str>) -> Result<WorkReview, Failure> {
-        let (_, source) = self.workspace_source(id, name)?;
+        let (spec, source) = self.workspace_source(id, name)?;
+        let mut sources = self.readable_sources(&spec)?;
+        sources.retain(|readable| readable.workspace.name == source.workspace.name);
+        let source = sources.pop().unwrap_or(source);
         let cannot = |error| failures::workspace("cannot look at the work of the Body", error);
         let work = workspace::look(&source).map_err(cannot)?;
         let tree = work.parts.first().map(|part| part.tree.clone()).unwrap_or_default();
@@ -125,7 +128,7 @@ impl Workspaces<'_> {
     pub fn unsaved_work(&self, id: &BodyId) -> Result<UnsavedWork, Failure> {
         let spec = self.fleet.view(id)?.spec;
         let mut lost = UnsavedWork::default();
-        for source in self.sources(&spec)? {
+        for source in self.readable_sources(&spec)? {
             match workspace::find_unsaved(&source) {
                 Ok(found) => {
                     lost.saved |= found.saved;

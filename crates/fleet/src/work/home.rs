@@ -161,12 +161,14 @@ impl Homes<'_> {
     pub(crate) fn keep(&self, spec: &Spec) -> Result<(), Failure> {
         let Some(Home { name: Some(name), layers }) = &spec.home else { return Ok(()) };
         let area = proto::launch::area_dir(HOME);
-        let upper = self.fleet.body_path(&spec.id).join("disk/upper").join(&area);
+        let copy = self.fleet.copy_upper(spec)?;
+        let upper =
+            copy.as_ref().map_or_else(|| self.fleet.upper_path(&spec.id), |copy| copy.path().to_owned());
         let cannot = |what: &str| {
             let what = what.to_owned();
             move |error: io::Error| Failure::new(Kind::Host, what).because(error).hint("make room: pal gc")
         };
-        if is_empty(&upper).unwrap_or(false) {
+        if is_empty(&upper.join(&area)).unwrap_or(false) {
             return Ok(());
         }
         let _building = self.fleet.garbage().building()?;
@@ -180,7 +182,7 @@ impl Homes<'_> {
             spec.ids.clone(),
         )
         .map_err(failures::layer)?;
-        draft.take_area(&self.fleet.body_path(&spec.id), spec, &area).map_err(failures::layer)?;
+        draft.take_area(&upper, spec, &area).map_err(failures::layer)?;
         for cache in CACHES {
             self.leave_out(spec, &draft.root(), cache)?;
         }

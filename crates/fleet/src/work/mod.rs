@@ -19,7 +19,9 @@ pub use home::{HomeRecord, HomeView, Homes};
 pub use prepare::Progress;
 pub use up::{ImageResolver, PrepareChoice, RepoSource, UpRequest};
 
-use body::{BodyDir, ProcessState, process, root::WorkspaceLayers};
+use std::sync::Arc;
+
+use body::{BodyDir, ProcessState, process, root::WorkspaceLayers, vm::upper_copy::UpperCopy};
 use proto::{
     BodyId, Failure, Kind, Spec,
     event_data::{BodyRemoved, RemovedBy, WorkspaceSaveFailed, WorkspaceSaved},
@@ -67,6 +69,8 @@ impl Workspaces<'_> {
         let source = |workspace: &Workspace| BodyWorkspace {
             body: spec.id.clone(),
             dir: self.fleet.body_path(&spec.id),
+            upper: self.fleet.upper_path(&spec.id),
+            copy: None,
             snapshots: snapshots.clone(),
             workspace: workspace.clone(),
             layers: self.fleet.templates().layers_dir(),
@@ -76,6 +80,24 @@ impl Workspaces<'_> {
             time_max: workspace::TIME_MAX,
         };
         Ok(spec.workspaces.iter().map(source).collect())
+    }
+
+    /// Where the work of a Body can be read now. A microVM stands still while its disk is read; of other Bodies the caller
+    /// says whether they do.
+    pub(crate) fn readable_sources(&self, spec: &Spec) -> Result<Vec<BodyWorkspace>, Failure> {
+        let copy = if spec.workspaces.is_empty() { None } else { self.fleet.copy_upper(spec)? };
+        self.sources_in(spec, copy)
+    }
+
+    fn sources_in(&self, spec: &Spec, copy: Option<UpperCopy>) -> Result<Vec<BodyWorkspace>, Failure> {
+        let mut sources = self.sources(spec)?;
+        if let Some(copy) = copy.map(Arc::new) {
+            for source in &mut sources {
+                source.upper = copy.path().to_owned();
+                source.copy = Some(copy.clone());
+            }
+        }
+        Ok(sources)
     }
 
     /// A Body that was just made, once its repositories name what it began with: also a fork, and one of a snapshot.
@@ -111,6 +133,9 @@ impl Workspaces<'_> {
             if spec.workspaces.is_empty() {
                 return Err(no_workspace(id));
             }
+            if let Some(copy) = self.fleet.copy_upper(&spec)? {
+                return self.save_sources(self.sources_in(&spec, Some(copy))?);
+            }
             self.freeze_for_save(&dir, &spec)?;
             let saved = self.save_work(&spec);
             self.fleet.thaw_interrupted_save(&dir)?;
@@ -134,8 +159,12 @@ impl Workspaces<'_> {
 
     /// The caller has the lock, and nobody writes.
     fn save_work(&self, spec: &Spec) -> Result<Vec<SaveResult>, Failure> {
+        self.save_sources(self.readable_sources(spec)?)
+    }
+
+    fn save_sources(&self, sources: Vec<BodyWorkspace>) -> Result<Vec<SaveResult>, Failure> {
         let mut all = Vec::new();
-        for source in self.sources(spec)? {
+        for source in sources {
             let saved = workspace::save(&source)
                 .map_err(|error| failures::workspace("cannot save the work of the Body", error))?;
             self.note_saved(&source, &saved)?;

@@ -6,9 +6,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use body::snapshot;
+use body::{
+    driver::{Capabilities, Capability},
+    snapshot,
+};
 use proto::{
-    BodyId, Failure, Kind,
+    BodyId, Failure, Kind, Layer,
     event::hex,
     spec::{Access, BodyRole, Mount},
     workspace::Workspace,
@@ -21,6 +24,7 @@ use super::devcontainer::{self, BaseTemplate};
 use crate::{
     Create, ExecRequest, Force, OutputChunk, UpRequest, Workspaces,
     blocking::run_blocking,
+    drivers::DEFAULT_LAYER,
     egress::{EgressDenial, EgressSession},
     failures,
     work::Discard,
@@ -74,11 +78,13 @@ impl Workspaces<'_> {
             let wanted = devcontainer::resolve_variables(&footing, workspace, needs, &up.create.env, say);
             user = user.or(wanted);
         }
-        let prepared = settings(&footing, &all, up, user);
+        let layer = up.create.layer.unwrap_or(DEFAULT_LAYER);
+        let capabilities = self.fleet.drivers.get(layer)?.capabilities();
+        let prepared = settings(&footing, &all, up, user, capabilities);
         if all.iter().all(|(_, needs)| needs.steps.is_empty()) {
             return Ok(prepared);
         }
-        let key = key(&footing, &all, &prepared);
+        let key = key(&footing, &all, &prepared, layer);
         let known = self.fleet.manifests().into_iter().filter(|manifest| manifest.dependency.is_some());
         let mut known: Vec<_> = known.collect();
         known.sort_by(|a, b| b.created_at.cmp(&a.created_at));
@@ -92,6 +98,7 @@ impl Workspaces<'_> {
                 workspaces.iter().map(|workspace| workspace.repository.clone()).collect::<Vec<_>>()
             };
             repositories(&manifest.workspaces) == repositories(workspaces)
+                && manifest.layer == layer
                 && manifest.below.len() < CHAIN_MAX
                 && manifest.origin.as_deref() == Some(&footing.template)
         };
@@ -145,7 +152,7 @@ impl Workspaces<'_> {
         let view = self.fleet.create(create).await?;
         let done = self.run_steps(view.id(), all, &mut egress, say).await;
         let kept = match done {
-            Ok(()) => self.keep_dependencies(view.id(), workspaces, &footing.template, key).await,
+            Ok(()) => self.keep_dependencies(view.id(), &footing.template, key).await,
             Err(failure) => Err(failure),
         };
         let removed = self.fleet.remove_with(view.id(), Force::Yes, Discard::Yes).await;
@@ -260,26 +267,12 @@ impl Workspaces<'_> {
     }
 
     /// Keeps what the steps left, but nothing of what they did to a `.git`.
-    async fn keep_dependencies(
-        &self,
-        body: &BodyId,
-        workspaces: &[Workspace],
-        origin: &str,
-        key: &str,
-    ) -> Result<String, Failure> {
+    async fn keep_dependencies(&self, body: &BodyId, origin: &str, key: &str) -> Result<String, Failure> {
         run_blocking(|| {
             let (dir, spec, _lock) = self.fleet.lock_body(body)?;
             if let Some(running) = dir.running().map_err(|error| failures::dir(body, error))? {
-                body::process::kill(&dir, &running)
-                    .map_err(|error| failures::process("cannot end the Body", error))?;
+                self.fleet.driver(&spec)?.kill_synced(&dir, &spec, &running)?;
                 body::process::wait_unmounted(&running);
-            }
-            for workspace in workspaces {
-                let git = dir.path().join("disk/upper").join(workspace.area_dir()).join(".git");
-                if std::fs::symlink_metadata(&git).is_ok() {
-                    snapshot::remove(&self.fleet.launch_context.programs, &spec.ids, &git)
-                        .map_err(failures::removal)?;
-                }
             }
             self.fleet.take_dependencies(&dir, &spec, origin, key).map(|id| id.to_string())
         })
@@ -310,6 +303,7 @@ fn settings(
     all: &[(&Workspace, Needs)],
     up: &UpRequest,
     user: Option<String>,
+    capabilities: Capabilities,
 ) -> PreparedBase {
     let (mut env, mut path, mut mounts) = (footing.settings.env.clone(), Vec::new(), Vec::new());
     env.remove("PATH");
@@ -321,7 +315,9 @@ fn settings(
             needs.container.ports.iter().copied().filter(|port| !ports.contains(port)).collect::<Vec<_>>(),
         );
         path.extend(needs.path.iter().map(|dir| (*dir).to_owned()));
+        // Where no directory of the host can be mounted, the template must have the toolchain.
         if needs.tools.iter().any(|tool| tool.program == "cargo")
+            && capabilities.contains(Capability::LiveMounts)
             && mounts.is_empty()
             && (footing.is_host() || footing.template == up.create.template)
             && let Some(source) =
@@ -342,7 +338,7 @@ fn settings(
 }
 
 /// What decides about a dependency layer.
-fn key(footing: &BaseTemplate, all: &[(&Workspace, Needs)], prepared: &PreparedBase) -> String {
+fn key(footing: &BaseTemplate, all: &[(&Workspace, Needs)], prepared: &PreparedBase, layer: Layer) -> String {
     let steps: Vec<_> = all
         .iter()
         .map(|(workspace, needs)| {
@@ -356,7 +352,7 @@ fn key(footing: &BaseTemplate, all: &[(&Workspace, Needs)], prepared: &PreparedB
         .collect();
     let tools: Vec<_> = prepared.mounts.iter().map(|mount| mount.source.display().to_string()).collect();
     let system = std::fs::read_to_string("/etc/os-release").unwrap_or_default();
-    let text = json!([
+    let mut deciding = json!([
         footing.template,
         footing.state,
         prepared.user,
@@ -365,7 +361,10 @@ fn key(footing: &BaseTemplate, all: &[(&Workspace, Needs)], prepared: &PreparedB
         prepared.env,
         tools,
         system
-    ])
-    .to_string();
-    hex(&Sha256::digest(text.as_bytes()))
+    ]);
+    // A snapshot of files is mounted by the layer that it was taken on.
+    if let (true, Some(deciding)) = (layer != DEFAULT_LAYER, deciding.as_array_mut()) {
+        deciding.push(json!(layer));
+    }
+    hex(&Sha256::digest(deciding.to_string().as_bytes()))
 }

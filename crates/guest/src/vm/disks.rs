@@ -17,7 +17,7 @@ use std::{
 use proto::{
     launch::{SeedEntry, area_dir},
     spec::Access,
-    vm::{GuestSetup, LAYERS_MAX, PACK, SharedDir},
+    vm::{GuestArea, GuestSetup, LAYERS_MAX, PACK, ROOT_UPPER, SharedDir},
 };
 use rustix::{
     fs::{CWD, FileType, Mode, OFlags},
@@ -60,6 +60,8 @@ fn mount(source: &str, kind: &str, target: &Path, flags: MountFlags, options: &s
 pub struct GuestRoot {
     /// The upper: the Body's writes go there.
     pub upper: OwnedFd,
+    /// The uppers of directories that are mounts of their own.
+    pub areas: Vec<OwnedFd>,
     /// The directory of the identity files, below everything the Body wrote and above its images.
     pub names: OwnedFd,
 }
@@ -78,7 +80,7 @@ pub fn enter_root(welcome: &GuestSetup) -> io::Result<GuestRoot> {
         &format!("mode=0755,size={NAMES_BYTES}"),
     )?;
     fs::create_dir(names.join("etc"))?;
-    let mut lowers = vec![names.clone()];
+    let mut layers = Vec::new();
     for name in &welcome.images {
         let place = stage.join(name);
         fs::create_dir_all(&place)?;
@@ -89,7 +91,7 @@ pub fn enter_root(welcome: &GuestSetup) -> io::Result<GuestRoot> {
             MountFlags::RDONLY | MountFlags::NODEV | setuid,
             "",
         )?;
-        lowers.extend(layers_in(place));
+        layers.extend(layers_in(place));
     }
     let private = stage.join("private");
     fs::create_dir_all(&private)?;
@@ -105,7 +107,7 @@ pub fn enter_root(welcome: &GuestSetup) -> io::Result<GuestRoot> {
     for name in ["dirty_writeback_centisecs", "dirty_expire_centisecs"] {
         let _ = fs::write(Path::new("/proc/sys/vm").join(name), "100");
     }
-    let (upper, work) = (private.join("upper"), private.join("work"));
+    let (upper, work) = (private.join(ROOT_UPPER), private.join("work"));
     for dir in [&upper, &work] {
         make(fs::create_dir(dir))?;
     }
@@ -117,17 +119,28 @@ pub fn enter_root(welcome: &GuestSetup) -> io::Result<GuestRoot> {
     identity::write_names(names.as_fd(), welcome)?;
     let root = stage.join("root");
     fs::create_dir_all(&root)?;
-    let lowers: Vec<&Path> = lowers.iter().map(PathBuf::as_path).collect();
+    let names_dir = stage.join("names");
+    let mut lowers: Vec<&Path> = vec![&names_dir];
+    if welcome.root_layers.is_empty() {
+        lowers.extend(layers.iter().map(PathBuf::as_path));
+    }
+    for index in &welcome.root_layers {
+        let layer =
+            layers.get(*index).ok_or_else(|| io::Error::other("the images lack a layer of the root"))?;
+        lowers.push(layer);
+    }
     let overlay =
         Overlay { lowers: &lowers, upper: &upper, work: &work, volatile: false, setuid: welcome.setuid };
     overlay
         .mount(&root)
         .map_err(|error| io::Error::other(format!("cannot mount the root overlay: {error}")))?;
     let upper = rustix::fs::open(&upper, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    let areas = welcome.areas.iter().map(|area| mount_area(&root, &private, &layers, area, welcome.setuid));
+    let areas = areas.collect::<io::Result<_>>()?;
     mount_kernel_views(&root, welcome)?;
     welcome.shares.iter().try_for_each(|share| mount_share(&root, share))?;
     move_root(&root)?;
-    Ok(GuestRoot { upper, names })
+    Ok(GuestRoot { upper, areas, names })
 }
 
 /// Turns off periodic work of the kernel that helps large machines with slow disks, and that an emulated microVM
@@ -149,6 +162,47 @@ fn quiet_kernel_log(welcome: &GuestSetup) {
             }
         }
     }
+}
+
+/// Mounts the overlay of a directory that is a mount of its own.
+fn mount_area(
+    root: &Path,
+    private: &Path,
+    layers: &[PathBuf],
+    area: &GuestArea,
+    setuid: bool,
+) -> io::Result<OwnedFd> {
+    let cannot = |why: String| io::Error::other(format!("cannot mount /{}: {why}", area.at));
+    let upper = private.join(area.upper_dir());
+    let work = private.join("areas-work").join(area_dir(&area.at));
+    for dir in [&upper, &work] {
+        fs::create_dir_all(dir.parent().unwrap_or(private))?;
+    }
+    if !upper.exists() {
+        rustix::fs::mkdir(&upper, Mode::from_raw_mode(0o755))?;
+        chown(&upper, Some(area.owner), Some(area.owner))?;
+    }
+    make(fs::create_dir(&work))?;
+    let mut lowers = Vec::new();
+    for lower in &area.lowers {
+        let layer =
+            layers.get(lower.layer).ok_or_else(|| cannot("the images lack a layer of it".to_owned()))?;
+        lowers.push(layer.join(&lower.dir));
+    }
+    if lowers.is_empty() {
+        // The kernel insists on one.
+        let nothing = Path::new(STAGE).join("nothing");
+        fs::create_dir_all(&nothing)?;
+        chown(&nothing, Some(area.owner), Some(area.owner))?;
+        lowers.push(nothing);
+    }
+    let place = directory(root, Path::new(&area.at))?
+        .ok_or_else(|| cannot("something else is in its place".to_owned()))?;
+    let lowers: Vec<&Path> = lowers.iter().map(PathBuf::as_path).collect();
+    Overlay { lowers: &lowers, upper: &upper, work: &work, volatile: false, setuid }
+        .mount(&place)
+        .map_err(|error| cannot(error.to_string()))?;
+    Ok(rustix::fs::open(&upper, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?)
 }
 
 /// The layers of an image, nearest first: the image itself, or as many as its pack file says.

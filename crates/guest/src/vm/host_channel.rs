@@ -138,6 +138,9 @@ pub async fn serve(guest: &Rc<GuestServer>, machine: &Rc<GuestMachine>) -> io::R
     let writing = channel.clone();
     tokio::task::spawn_local(async move { drop(writing.write().await) });
     tokio::task::spawn_local(accept_reconnects(channel.clone(), machine.clone()));
+    if let Some(forward) = &machine.welcome.config.forward {
+        tokio::task::spawn_local(lead_out(channel.clone(), forward.socket.clone()));
+    }
     let taken = identity::take(&machine.welcome, machine.welcomed);
     let trouble = machine.trouble.iter().cloned().chain(taken.trouble).collect();
     let mut first = receipt(guest, machine, &machine.welcome, taken.reseeded, trouble, None);
@@ -156,7 +159,7 @@ pub async fn serve(guest: &Rc<GuestServer>, machine: &Rc<GuestMachine>) -> io::R
                 // No program changes files from here until the guest is resumed or has sent its receipt.
                 let still = freezer::freeze_programs();
                 rustix::fs::sync();
-                let tree = tree::look(machine.upper.as_fd(), None);
+                let tree = tree::look(machine.uppers(), None);
                 looked = Some(tree.entries);
                 let held = FreezeReport { tree, processes: processes(guest), still: still.is_ok() };
                 if machine.listener.is_some() {
@@ -199,6 +202,21 @@ pub async fn serve(guest: &Rc<GuestServer>, machine: &Rc<GuestMachine>) -> io::R
     }
 }
 
+/// Opens a stream to the host's egress proxy for each connection to a socket of the microVM.
+async fn lead_out(channel: Rc<Channel>, socket: String) {
+    let place = Path::new(&socket);
+    let _ = fs::create_dir_all(place.parent().unwrap_or(Path::new("/")));
+    // One of an earlier start.
+    let _ = fs::remove_file(place);
+    let Ok(listener) = tokio::net::UnixListener::bind(place) else { return };
+    loop {
+        match listener.accept().await {
+            Ok((inside, _)) => drop(channel.open(inside).await),
+            Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+        }
+    }
+}
+
 fn receipt(
     guest: &GuestServer,
     machine: &GuestMachine,
@@ -214,7 +232,7 @@ fn receipt(
         spent_ns: 0,
         reseeded,
         processes: processes(guest),
-        tree: tree::look(machine.upper.as_fd(), looked),
+        tree: tree::look(machine.uppers(), looked),
         kernel: machine.kernel.clone(),
         trouble,
     }

@@ -17,7 +17,7 @@ mod tree;
 
 use std::{
     io::{self, Write},
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::atomic::{AtomicBool, Ordering},
     time::{Duration, Instant},
 };
@@ -39,6 +39,8 @@ pub struct GuestMachine {
     listener: Option<OwnedFd>,
     /// The upper: the Body's writes go there.
     pub upper: OwnedFd,
+    /// The uppers of directories that are mounts of their own.
+    pub areas: Vec<OwnedFd>,
     /// The directory of the identity files, below the Body's upper.
     pub names: OwnedFd,
     /// The setup that the host sent at boot.
@@ -51,6 +53,13 @@ pub struct GuestMachine {
     pub trouble: Vec<String>,
     /// The kernel's release.
     pub kernel: String,
+}
+
+impl GuestMachine {
+    /// All directories that the Body's writes go to.
+    fn uppers(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        std::iter::once(&self.upper).chain(&self.areas).map(AsFd::as_fd)
+    }
 }
 
 /// Set once, before there is a second thread.
@@ -83,7 +92,7 @@ fn run() -> io::Result<()> {
     let host_channel::HostPort { port, listener } = host_channel::find(WELCOME_PATIENCE)?;
     let welcome = host_channel::first_word(port.as_fd(), WELCOME_PATIENCE)?;
     let welcomed = Instant::now();
-    let disks::GuestRoot { upper, names } = disks::enter_root(&welcome)?;
+    let disks::GuestRoot { upper, areas, names } = disks::enter_root(&welcome)?;
     trouble.extend(disks::bounds(&welcome));
     let last = port.try_clone()?.into();
     let machine = GuestMachine {
@@ -91,6 +100,7 @@ fn run() -> io::Result<()> {
         last,
         listener,
         upper,
+        areas,
         names,
         generation: welcome.generation.into(),
         welcome,

@@ -15,8 +15,8 @@ const DEPTH_MAX: usize = 64;
 /// Longest time for a digest: under emulation each stat is slow, and a caller waits.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// Hashes names, types, modes, owners, sizes and times of everything below a directory, in sorted order.
-pub fn look(root: BorrowedFd<'_>, until: Option<u64>) -> UpperDigest {
+/// Hashes names, types, modes, owners, sizes and times of everything below some directories, in sorted order.
+pub fn look<'a>(roots: impl Iterator<Item = BorrowedFd<'a>>, until: Option<u64>) -> UpperDigest {
     let mut walk = UpperSummary {
         hash: Sha256::new(),
         entries: 0,
@@ -25,7 +25,7 @@ pub fn look(root: BorrowedFd<'_>, until: Option<u64>) -> UpperDigest {
         whole: true,
         bound: until.is_some(),
     };
-    if let Ok(dir) = open(root, c".") {
+    for dir in roots.filter_map(|root| open(root, c".").ok()) {
         walk.dir(&dir, 0);
     }
     UpperDigest { hash: proto::event::hex(&walk.hash.finalize()), entries: walk.entries, whole: walk.whole }
@@ -109,11 +109,11 @@ mod tests {
         std::fs::create_dir_all(dir.join("a/b")).unwrap();
         std::fs::write(dir.join("a/b/c"), "one").unwrap();
         let root = open(rustix::fs::CWD, &std::ffi::CString::new(dir.to_str().unwrap()).unwrap()).unwrap();
-        let before = look(root.as_fd(), None);
-        assert_eq!(before, look(root.as_fd(), Some(before.entries)));
+        let before = look(std::iter::once(root.as_fd()), None);
+        assert_eq!(before, look(std::iter::once(root.as_fd()), Some(before.entries)));
         assert_eq!((before.entries, before.whole), (3, true));
         std::fs::write(dir.join("a/b/c"), "three").unwrap();
-        let after = look(root.as_fd(), None);
+        let after = look(std::iter::once(root.as_fd()), None);
         assert_ne!(before.hash, after.hash);
         std::fs::remove_dir_all(dir).unwrap();
     }

@@ -12,7 +12,7 @@ use guest::channel::ChannelPort;
 use proto::{
     guest::GuestConfig,
     mux::FrameKind,
-    vm::{CONSOLE, ControlReply, FreezeReport, MEASURE, TAKE},
+    vm::{CONSOLE, ControlReply, FreezeReport, HOLD, MEASURE, TAKE},
 };
 use rustix::net::RecvFlags;
 use tokio::{
@@ -41,6 +41,7 @@ pub async fn answer(machine: &mut RunningVm, mut socket: UnixStream) -> io::Resu
         Some(MEASURE) => measure(machine).await,
         Some(CONSOLE) => machine.engine.console().await.map(|lines| ControlReply::Console { lines }),
         Some(TAKE) => take(machine, &mut socket).await,
+        Some(HOLD) => return hold(machine, socket).await,
         _ => return freeze(machine, socket).await,
     };
     let answer = answered.unwrap_or_else(|error| ControlReply::Failed { why: error.to_string() });
@@ -103,6 +104,32 @@ async fn freeze(machine: &mut RunningVm, mut socket: UnixStream) -> io::Result<(
     if let Some(answer) = reply {
         let _ = send_reply(&mut socket, &answer).await;
     }
+    Ok(())
+}
+
+/// Keeps the microVM paused until the caller has read its disk. A guest that does not answer is paused all the same: then its
+/// disk is as a loss of power would leave it.
+async fn hold(machine: &mut RunningVm, mut socket: UnixStream) -> io::Result<()> {
+    let _ = socket.read_u8().await;
+    let synced = freeze_guest(machine).await.is_ok();
+    if synced {
+        machine.channel.expect_move();
+    }
+    let answer = match machine.engine.pause().await {
+        Ok(()) => ControlReply::Held { synced },
+        Err(error) => ControlReply::Failed { why: error.to_string() },
+    };
+    let paused = matches!(answer, ControlReply::Held { .. });
+    if send_reply(&mut socket, &answer).await.is_ok() && paused {
+        let _ = tokio::time::timeout(COPY_PATIENCE, socket.read_u8()).await;
+        // Before the guest resumes, so that a caller that still reads learns that it does.
+        let _ = socket.shutdown().await;
+    }
+    if paused {
+        resume_guest(machine).await?;
+    }
+    machine.channel.resume_sending();
+    machine.channel.send_word(FrameKind::GoOn, &[]).await;
     Ok(())
 }
 

@@ -11,8 +11,8 @@ use guest::channel::{Channel, ChannelError, ChannelEvent, ChannelPort};
 use proto::{
     mux::{FrameKind, MuxSide},
     vm::{
-        Accelerator, BOARD, CLOCK_OFFSET_MAX_MS, GUEST_SAYS, GuestReceipt, GuestSetup, StartReport, VmPlan,
-        VmStart, clock_offset_ms,
+        Accelerator, BOARD, CLOCK_OFFSET_MAX_MS, EGRESS_INSIDE, GUEST_SAYS, GuestReceipt, GuestSetup,
+        StartReport, VmPlan, VmStart, clock_offset_ms,
     },
 };
 use tokio::{
@@ -201,7 +201,7 @@ async fn try_start(vm: VmPlan, jailer: Option<Sidecar>) -> Result<(RunningVm, St
     let channel = Channel::new(MuxSide::Host, ChannelPort::new(line).step("open the channel to the guest")?);
     let writing = channel.clone();
     tokio::task::spawn_local(async move { drop(writing.write().await) });
-    let words = receive_words(&channel);
+    let words = receive_words(&channel, vm.welcome.config.forward.is_some());
     let mut machine = RunningVm { vm, channel, words, engine, late: 0 };
     if how == "boot"
         && let Err(error) = machine.first_word(FrameKind::Here, patience).await
@@ -262,15 +262,23 @@ fn receipt_problems(receipt: &GuestReceipt) -> String {
 }
 
 /// Forwards the control messages of the channel as they come; the channel handles streams itself.
-fn receive_words(channel: &Rc<Channel>) -> GuestWords {
+fn receive_words(channel: &Rc<Channel>, has_egress: bool) -> GuestWords {
     let (words, receiver) = mpsc::channel(16);
     let channel = channel.clone();
     tokio::task::spawn_local(async move {
         loop {
             let told = match channel.read().await {
                 Ok(ChannelEvent::Word(kind, contents)) => Ok((kind, contents)),
-                // Only the host opens streams; an open by the guest would have ended the channel.
-                Ok(ChannelEvent::Opened(_)) => continue,
+                Ok(ChannelEvent::Opened(stream)) => {
+                    match UnixStream::pair() {
+                        Ok((near, far)) if has_egress => {
+                            channel.attach(stream, near);
+                            tokio::task::spawn_local(join_egress(far));
+                        }
+                        _ => channel.reset(stream).await,
+                    }
+                    continue;
+                }
                 Err(error) => Err(error),
             };
             let over = told.is_err();
@@ -280,6 +288,14 @@ fn receive_words(channel: &Rc<Channel>) -> GuestWords {
         }
     });
     receiver
+}
+
+/// Joins a connection of the guest to the Body's egress proxy, the only service of the host that a guest reaches.
+async fn join_egress(mut inside: UnixStream) {
+    let socket = std::path::Path::new(EGRESS_INSIDE).join(proto::egress::SOCKET);
+    if let Ok(mut proxy) = UnixStream::connect(socket).await {
+        let _ = tokio::io::copy_bidirectional(&mut inside, &mut proxy).await;
+    }
 }
 
 /// Adds the current time and new randomness to a setup.
@@ -361,6 +377,7 @@ impl RunningVm {
             // A guest that was set up before has its files already, so they are not sent again.
             welcome.seeds = Vec::new();
             welcome.images = Vec::new();
+            welcome.areas = Vec::new();
         }
         self.channel.send_word(FrameKind::Welcome, &serde_json::to_vec(&welcome)?).await;
         let word = self.first_word(FrameKind::Receipt, patience).await?;
