@@ -71,7 +71,7 @@ async fn a_newer_or_unknown_layout_is_left_alone(t: Bodies) {
     let data = t.dir().join("newer");
     drop(open(&data).unwrap());
     for (version, words) in [
-        ("2\n", "newer pal"),
+        ("3\n", "newer pal"),
         ("4294967295\n", "newer pal"),
         ("x\n", "which layout"),
         ("", "which layout"),

@@ -13,6 +13,7 @@ mod fleets;
 mod fork;
 mod hostile;
 mod images;
+mod leases;
 mod life;
 mod limits;
 mod mounts;

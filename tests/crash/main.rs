@@ -6,6 +6,7 @@ mod chance;
 mod first_use;
 mod full_disk;
 mod kills;
+mod layout;
 mod leftovers;
 mod pal;
 mod world;

@@ -34,7 +34,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 fn programs() -> Option<(PathBuf, PathBuf)> {
     let firecracker = program(Engine::Firecracker)?;
     let named = std::env::var_os("PAL_JAILER").map(PathBuf::from);
-    let jailer = named.or_else(|| body::vm::jail::find(&firecracker))?;
+    let jailer = named.or_else(|| body::vm::jailer::find(&firecracker))?;
     Some((firecracker, jailer))
 }
 
@@ -202,7 +202,7 @@ fn is_jailed(jailed: &HostProcess) {
 async fn firecracker_is_started_by_its_jailer_inside_the_walls(t: Bodies) {
     let Some((firecracker, jailer)) = programs() else { return skip("under a real jailer") };
     own_record(&t);
-    t.fleet().set_setting(Setting::Jailer, jailer.to_str().unwrap()).unwrap();
+    t.fleet().settings().set(Setting::Jailer, jailer.to_str().unwrap()).unwrap();
     let trying = try_it(&t, firecracker);
     let jailed = booting(&trying);
     is_jailed(&jailed);
@@ -238,12 +238,12 @@ async fn a_jailer_that_fails_is_told_and_nothing_runs_without_it(t: Bodies) {
         explain(&failure)
     );
     // A program that is no jailer.
-    t.fleet().set_setting(Setting::Jailer, "/bin/true").unwrap();
+    t.fleet().settings().set(Setting::Jailer, "/bin/true").unwrap();
     let failure = try_it().unwrap_err();
     assert_eq!(failure.kind, Kind::Host, "{}", explain(&failure));
     assert!(failure.hints.iter().any(|hint| hint.contains("/releases")), "{}", explain(&failure));
     // The control: with that setting, Firecracker starts without a jailer.
-    t.fleet().set_setting(Setting::Jailer, "none").unwrap();
+    t.fleet().settings().set(Setting::Jailer, "none").unwrap();
     let why = try_it().unwrap().verdict.unwrap().why;
     assert!(why.contains("started without a jailer"), "{why}");
     nothing_is_left(t.fleet());

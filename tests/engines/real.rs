@@ -152,9 +152,9 @@ async fn what_was_decided_drives_machines_that_ask_for_nothing(t: Bodies) {
     let body = t.create().await;
     assert_eq!(t.view(&body).spec.engine, Some(Engine::Qemu), "the control: without a decision");
     let snapshot = t.fleet().snapshot(&body, Some("s".into())).await.unwrap();
-    t.fleet().set_setting(Setting::Engine, "firecracker").unwrap();
+    t.fleet().settings().set(Setting::Engine, "firecracker").unwrap();
     // A program that exists but is no hypervisor is still the one that is tried.
-    t.fleet().set_setting(Setting::Firecracker, "/bin/true").unwrap();
+    t.fleet().settings().set(Setting::Firecracker, "/bin/true").unwrap();
     let failure = t.fleet().create(t.kept()).await.unwrap_err();
     assert_eq!(failure.kind, Kind::Host, "{}", explain(&failure));
     assert!(
@@ -173,12 +173,12 @@ async fn what_was_decided_drives_machines_that_ask_for_nothing(t: Bodies) {
     for (setting, wrong) in
         [(Setting::Engine, "xen"), (Setting::Firecracker, "firecracker"), (Setting::Budget, "much")]
     {
-        let before = t.fleet().settings().unwrap();
-        let failure = t.fleet().set_setting(setting, wrong).unwrap_err();
+        let before = t.fleet().settings().read().unwrap();
+        let failure = t.fleet().settings().set(setting, wrong).unwrap_err();
         assert!(!failure.hints.is_empty(), "{}", explain(&failure));
-        assert_eq!(t.fleet().settings().unwrap(), before, "nothing was decided");
+        assert_eq!(t.fleet().settings().read().unwrap(), before, "nothing was decided");
     }
-    t.fleet().set_setting(Setting::Engine, "qemu").unwrap();
+    t.fleet().settings().set(Setting::Engine, "qemu").unwrap();
     t.fleet().create(t.kept()).await.unwrap_or_else(|failure| panic!("{}", explain(&failure)));
 }
 

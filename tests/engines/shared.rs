@@ -62,7 +62,7 @@ async fn a_real_cloud_hypervisor_takes_a_shared_directory_from_virtiofsd(t: Bodi
         return skip("with a KVM that makes machines");
     }
     own_record(&t);
-    t.fleet().set_setting(Setting::CloudHypervisor, program.to_str().unwrap()).unwrap();
+    t.fleet().settings().set(Setting::CloudHypervisor, program.to_str().unwrap()).unwrap();
     let shared = t.dir().join("shared");
     fs::create_dir(&shared).unwrap();
     let request = Create {

@@ -132,7 +132,7 @@ async fn who_asks_for_another_machine_gets_another_and_none_means_none(t: Bodies
     let limits = fleet::LimitRequest { memory: Some(memory), ..asked(&t).limits };
     let other = fleet.create(Create { limits, ..asked(&t) }).await.unwrap();
     assert_eq!((how(&other), other.spec.limits.memory), ("thaw", memory));
-    fleet.set_setting(Setting::PoolSize, "0").unwrap();
+    fleet.settings().set(Setting::PoolSize, "0").unwrap();
     wait::within(SPARE_PATIENCE, "the spare goes", || {
         (fleet.pooled() == 0 && waiting(&t).is_empty()).then_some(())
     })
@@ -143,8 +143,8 @@ async fn who_asks_for_another_machine_gets_another_and_none_means_none(t: Bodies
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!((fleet.pooled(), hypervisors()), (0, 3), "nobody makes one any more");
     assert!(
-        fleet.set_setting(Setting::PoolSize, "99").is_err()
-            && fleet.set_setting(Setting::PoolSize, "-1").is_err()
+        fleet.settings().set(Setting::PoolSize, "99").is_err()
+            && fleet.settings().set(Setting::PoolSize, "-1").is_err()
     );
     for view in [first, other, third] {
         fleet.remove(view.id(), Force::Yes).await.unwrap();

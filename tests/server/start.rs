@@ -10,8 +10,11 @@ server_test! {
         let server = TestServer::start(pal);
         assert!(server.key.starts_with("e2b_") && server.key.len() == 44, "{}", server.key);
         assert_eq!(server.stop(), Some(0));
-        let stored = std::fs::read_to_string(pal.data().join("keys.json")).unwrap();
-        assert!(!stored.contains(&std::fs::read_to_string(pal.data().join("serve.key")).unwrap().trim()[4..]));
+        let secret = std::fs::read_to_string(pal.data().join("serve.key")).unwrap();
+        for file in ["events.db", "events.db-wal"] {
+            let stored = std::fs::read(pal.data().join(file)).unwrap();
+            assert!(!stored.windows(40).any(|part| part == &secret.trim().as_bytes()[4..]), "{file} holds the key");
+        }
         let again = TestServer::start(pal);
         again.get("/v2/sandboxes").expect(200);
     }

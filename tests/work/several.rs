@@ -95,7 +95,7 @@ async fn the_store_keeps_within_its_budget_and_takes_nothing_that_is_used(t: Bod
     let all = layers();
     t.fleet().garbage().collect(GcMode::Remove).await.unwrap();
     assert_eq!(layers(), all, "within the budget nothing goes");
-    t.fleet().set_budget(Size(1 << 20)).unwrap();
+    t.fleet().settings().set_budget(Size(1 << 20)).unwrap();
     let told = t.fleet().garbage().collect(GcMode::DryRun).await.unwrap().len();
     assert!(told > 0 && layers() == all, "a dry run only says so");
     t.fleet().garbage().collect(GcMode::Remove).await.unwrap();

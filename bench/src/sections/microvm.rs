@@ -91,7 +91,7 @@ fn prepare(context: &BenchContext) -> io::Result<Fleet> {
     fleet.microvms().setup(None, &mut |said: &str| eprintln!("  {said}")).map_err(failure_text)?;
     fleet.force_refill();
     // Only the contender that measures the pool has one.
-    fleet.set_setting(Setting::PoolSize, "0").map_err(failure_text)?;
+    fleet.settings().set(Setting::PoolSize, "0").map_err(failure_text)?;
     Ok(fleet)
 }
 
@@ -143,7 +143,7 @@ fn interleave_all(
 
 /// With a pooled microVM; the time to fill the pool is not measured.
 fn from_spare(runtime: &Runtime, fleet: &Fleet) -> io::Result<Duration> {
-    fleet.set_setting(Setting::PoolSize, "1").map_err(failure_text)?;
+    fleet.settings().set(Setting::PoolSize, "1").map_err(failure_text)?;
     let measured = first_exec(runtime, fleet, machine()).and_then(|_| {
         let deadline = Instant::now() + SPARE_PATIENCE;
         while fleet.pooled() == 0 {
@@ -157,7 +157,7 @@ fn from_spare(runtime: &Runtime, fleet: &Fleet) -> io::Result<Duration> {
             let view = fleet.create(machine()).await.map_err(failure_text)?;
             let ran = library::exec(fleet, view.id(), &["true"]).await;
             let took = began.elapsed();
-            fleet.set_setting(Setting::PoolSize, "0").map_err(failure_text)?;
+            fleet.settings().set(Setting::PoolSize, "0").map_err(failure_text)?;
             let how = view.receipt.as_ref().map(|receipt| receipt.how.as_str());
             fleet.remove(view.id(), Force::Yes).await.map_err(failure_text)?;
             match (ran, how) {
@@ -167,7 +167,7 @@ fn from_spare(runtime: &Runtime, fleet: &Fleet) -> io::Result<Duration> {
             }
         })
     });
-    fleet.set_setting(Setting::PoolSize, "0").map_err(failure_text)?;
+    fleet.settings().set(Setting::PoolSize, "0").map_err(failure_text)?;
     measured
 }
 

@@ -27,7 +27,7 @@ use crate::{
     BodyView, Create, Fleet, Lease, OwnedBody, Status,
     blocking::run_blocking,
     drivers::DEFAULT_LAYER,
-    failures, lease, mounts,
+    failures, mounts,
     place::BodyPlace,
     pool::{PoolKey, PoolOrder},
     templates::{ResolvedTemplate, start::ReadyWait},
@@ -239,6 +239,9 @@ impl Fleet {
                 self.steps.release(&spec.id);
                 let data = BodyFailed { why: failure.to_string(), causes: failure.causes() };
                 let _ = self.append(Draft::about(&spec.id, data));
+                if draft.lease.is_some() {
+                    self.leases().forget(&spec.id);
+                }
                 ids::release(&self.data, &spec.ids, &spec.id);
                 Err(failure)
             }
@@ -254,11 +257,7 @@ impl Fleet {
     ) -> Result<(Enforcement, i32), Failure> {
         self.steps.hold(dir, spec)?;
         if let Some(terms) = &draft.lease {
-            lease::write(dir, terms).map_err(|error| {
-                Failure::new(Kind::Host, "cannot write the Body's lease")
-                    .because(error)
-                    .hint("make room: pal gc")
-            })?;
+            self.leases().create(&spec.id, terms)?;
         }
         dir.draft_spec(spec).map_err(|error| failures::dir(&spec.id, error))?;
         let terms = draft.lease.as_ref().map(LeaseTerms::from);

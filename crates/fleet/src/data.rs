@@ -14,12 +14,15 @@ use proto::{
     event::hex,
     secret::{self, Purpose},
 };
-use store::Durability;
+use store::{Durability, EmbeddedRecords, Records};
 
-use crate::{DriverMaker, Fleet, drivers::Drivers, failures, log::Log, pool::Pool};
+use crate::{DriverMaker, Fleet, drivers::Drivers, failures, log::Log, migrate, pool::Pool};
 
-/// The layout of the data directory; a newer one is refused.
-const VERSION: u32 = 1;
+/// The layout of the data directory: an older one is migrated, a newer one is refused.
+const VERSION: u32 = 2;
+/// The layout whose records were JSON files.
+const VERSION_OF_FILES: u32 = 1;
+const VERSION_FILE: &str = "version";
 
 /// How a fleet is opened.
 #[derive(Debug, Clone)]
@@ -32,6 +35,8 @@ pub struct FleetConfig {
 
 pub fn open(config: FleetConfig, ahead: Prestart, drivers: &[DriverMaker<'_>]) -> Result<Fleet, Failure> {
     let data = prepare(&config.data)?;
+    let records: Arc<dyn Records> = Arc::new(EmbeddedRecords::at(&data, config.durability));
+    check_version(&data, &*records)?;
     let programs = Programs::install(&data).map_err(|error| unusable(&data, error))?;
     let cgroups = sys::cgroup::CgroupMounts::find().unwrap_or_default();
     let flush = match config.durability {
@@ -49,10 +54,11 @@ pub fn open(config: FleetConfig, ahead: Prestart, drivers: &[DriverMaker<'_>]) -
     let context = Arc::new(DriverContext { launch: maker.clone(), data: data.clone(), key: key.clone() });
     let fleet = Fleet {
         pool: (ahead == Prestart::Always).then(|| Pool::open(context.clone())),
-        drivers: Drivers::new(context, drivers),
+        drivers: Drivers::new(context, &records, drivers),
         log: Log::new(&data, config.durability),
         data,
         key,
+        records,
         launch_context: maker,
         owned: Default::default(),
         connections: Default::default(),
@@ -60,7 +66,6 @@ pub fn open(config: FleetConfig, ahead: Prestart, drivers: &[DriverMaker<'_>]) -
         ahead,
         launcher: Mutex::new(launcher),
         leaving: Default::default(),
-        leases: Default::default(),
         steps: Default::default(),
     };
     // Who is about to make a Body opens the log while the launcher works on it.
@@ -131,7 +136,6 @@ fn prepare(data: &Path) -> Result<PathBuf, Failure> {
         fs::set_permissions(&data, std::os::unix::fs::PermissionsExt::from_mode(0o700))
             .map_err(|error| unusable(&data, error))?;
     }
-    check_version(&data)?;
     Ok(data)
 }
 
@@ -144,10 +148,10 @@ fn unusable(data: &Path, error: io::Error) -> Failure {
     failure.because(error).hint(hint)
 }
 
-fn check_version(data: &Path) -> Result<(), Failure> {
-    let file = data.join("version");
-    let found = match fs::read_to_string(&file) {
-        Ok(text) => text.trim().parse::<u32>().ok(),
+/// Makes the layout in an empty directory, migrates an older one, and refuses a newer one.
+fn check_version(data: &Path, records: &dyn Records) -> Result<(), Failure> {
+    let found = match read_version(data) {
+        Ok(found) => found,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             for dir in ["bodies", "snapshots"] {
                 match fs::DirBuilder::new().mode(0o700).create(data.join(dir)) {
@@ -157,18 +161,17 @@ fn check_version(data: &Path) -> Result<(), Failure> {
                     _ => {}
                 }
             }
-            match sys::fd::write_whole(&file, format!("{VERSION}\n").as_bytes()) {
-                // Two that start at the same moment write the same; one of them finds the other's file in place.
-                Err(error) if error.kind() != io::ErrorKind::NotFound || !file.exists() => {
-                    return Err(unusable(data, error));
-                }
-                _ => Some(VERSION),
-            }
+            write_version(data)?;
+            Some(VERSION)
         }
         Err(error) => return Err(unusable(data, error)),
     };
     match found {
         Some(VERSION) => Ok(()),
+        Some(VERSION_OF_FILES) => {
+            let is_done = || read_version(data).is_ok_and(|found| found == Some(VERSION));
+            migrate::migrate(data, records, is_done, || write_version(data))
+        }
         Some(newer) if newer > VERSION => Err(Failure::new(
             Kind::Host,
             format!(
@@ -177,8 +180,24 @@ fn check_version(data: &Path) -> Result<(), Failure> {
             ),
         )
         .hint("use that newer pal, or another directory: --data DIR")),
-        _ => Err(Failure::new(Kind::Host, format!("{} does not say which layout it has", file.display()))
-            .hint("choose another directory: --data DIR")),
+        _ => Err(Failure::new(
+            Kind::Host,
+            format!("{} does not say which layout it has", data.join(VERSION_FILE).display()),
+        )
+        .hint("choose another directory: --data DIR")),
+    }
+}
+
+fn read_version(data: &Path) -> io::Result<Option<u32>> {
+    Ok(fs::read_to_string(data.join(VERSION_FILE))?.trim().parse().ok())
+}
+
+fn write_version(data: &Path) -> Result<(), Failure> {
+    let file = data.join(VERSION_FILE);
+    match sys::fd::write_whole(&file, format!("{VERSION}\n").as_bytes()) {
+        // Two that start at the same moment write the same; one of them finds the other's file in place.
+        Err(error) if error.kind() != io::ErrorKind::NotFound || !file.exists() => Err(unusable(data, error)),
+        _ => Ok(()),
     }
 }
 

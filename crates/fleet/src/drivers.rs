@@ -7,6 +7,7 @@ use body::{
     process_driver::ProcessDriver,
 };
 use proto::{Failure, Kind, Layer};
+use store::Records;
 
 use crate::vm::Microvms;
 
@@ -27,8 +28,8 @@ pub(crate) struct Drivers {
 
 impl Drivers {
     /// Our own drivers, and those that the caller brings.
-    pub fn new(context: Arc<DriverContext>, others: &[DriverMaker<'_>]) -> Self {
-        let microvms = Arc::new(Microvms::new(context.clone()));
+    pub fn new(context: Arc<DriverContext>, records: &Arc<dyn Records>, others: &[DriverMaker<'_>]) -> Self {
+        let microvms = Arc::new(Microvms::new(context.clone(), records.clone()));
         let mut all: Vec<Arc<dyn Driver>> =
             vec![Arc::new(ProcessDriver::new(context.clone())), microvms.clone()];
         all.extend(others.iter().map(|make| make(context.clone())));

@@ -1,19 +1,17 @@
-//! Leases: for how long, for whom and on which terms a Body is kept, as `lease.json` in its directory.
+//! Leases: for how long, for whom and on which terms a Body is kept. A lease is a record.
 //!
-//! A Body without one stays until somebody removes it. A lease has a deadline, and says what becomes of the Body then;
-//! whoever serves the fleet looks at the deadlines and ends what is due.
+//! A Body without a lease stays until it is removed. A lease has a deadline and says what becomes of the Body then; the
+//! server reads the deadlines and ends the Bodies that are due.
 //!
-//! Invariant: a leased Body has its lease before it is a Body: a `kill -9` leaves none that nobody will ever end.
-//! Invariant: the file is written beside and renamed, so a reader sees a whole lease or the one before it.
-//! Absent on purpose: a clock that ends Bodies. Nothing runs when nobody serves; what fell due is ended by the next.
+//! Invariant: a leased Body has its lease before it is a Body and until it is none: `kill -9` at any moment leaves no
+//! Body that stays forever against its terms, at most a lease without a Body, which `gc` removes.
+//! Absent on purpose: a clock that ends Bodies. Nothing runs while no server does; the next one ends what fell due.
 
 use std::{
     collections::BTreeMap,
-    fs, io,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use body::BodyDir;
 pub use proto::lease::{OnTimeout as Then, PauseMode as Rest};
 use proto::{
     BodyId, Failure, Kind,
@@ -21,13 +19,15 @@ use proto::{
 };
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use store::{RecordKey, RecordTable};
 
-use crate::{Fleet, lock_mutex};
+use crate::{
+    Fleet,
+    records::{LEASES, key_of},
+};
 
 /// The timeout of a lease that has no end.
 const ENDLESS: u64 = u64::MAX;
-const FILE: &str = "lease.json";
-const FILE_LEN_MAX: u64 = 1 << 20;
 
 /// On which terms a Body is kept.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -116,40 +116,82 @@ fn after(timeout: Duration) -> u64 {
     now_ms().saturating_add(timeout.as_millis() as u64)
 }
 
+/// The leases of all Bodies.
+#[derive(Debug, Clone, Copy)]
+pub struct Leases<'a> {
+    fleet: &'a Fleet,
+}
+
 impl Fleet {
-    /// On which terms a Body is kept; none for one that stays until it is removed.
-    pub fn lease(&self, id: &BodyId) -> Result<Option<Lease>, Failure> {
-        let text = match sys::fd::read_small(&self.body_path(id).join(FILE), FILE_LEN_MAX) {
-            Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(unusable(id, error)),
-        };
-        serde_json::from_str(&text).map(Some).map_err(|error| unusable(id, error.into()))
+    /// The leases of all Bodies.
+    pub fn leases(&self) -> Leases<'_> {
+        Leases { fleet: self }
+    }
+}
+
+impl Leases<'_> {
+    fn table(&self) -> RecordTable<'_, Lease> {
+        self.fleet.table(LEASES)
     }
 
-    /// Changes the terms of a Body that has some; gives them as they are then. What changed is written down first.
-    pub fn change_lease(&self, id: &BodyId, change: impl FnOnce(&mut Lease)) -> Result<Lease, Failure> {
-        // One at a time: each begins with what the one before has written.
-        let _turn = lock_mutex(&self.leases);
-        let before = self.lease(id)?.ok_or_else(|| {
-            Failure::new(Kind::Conflict, format!("Body {id} has no lease: it stays until it is removed"))
+    /// The terms on which a Body is kept; none for one that stays until it is removed.
+    pub fn get(&self, id: &BodyId) -> Result<Option<Lease>, Failure> {
+        Ok(self.table().get(&key(id)?)?.map(|record| record.value))
+    }
+
+    /// All Bodies that have a lease, by id.
+    pub fn all(&self) -> Result<Vec<(BodyId, Lease)>, Failure> {
+        let records = self.table().list(None)?.records;
+        // A Body that is being made has a lease already, and one that is being removed has it still.
+        let leases = records.into_iter().filter_map(|record| {
+            let id: BodyId = record.key.as_str().parse().ok()?;
+            self.fleet.body_path(&id).join("spec.json").exists().then_some((id, record.value))
+        });
+        Ok(leases.collect())
+    }
+
+    /// Changes the terms of a Body that has some, and returns the new ones. The change is an event first; where another
+    /// process changes the same lease meanwhile, `change` runs again on the newer terms, with an event of its own.
+    pub fn change(&self, id: &BodyId, mut change: impl FnMut(&mut Lease)) -> Result<Lease, Failure> {
+        let changed = self.table().change(&key(id)?, |found| {
+            let Some(before) = found else { return Ok(None) };
+            let mut lease = before.clone();
+            change(&mut lease);
+            if lease == *before {
+                return Ok(None);
+            }
+            self.fleet.write(id, BodyLeased { lease: (&lease).into() })?;
+            Ok::<_, Failure>(Some(lease))
         })?;
-        let mut lease = before.clone();
-        change(&mut lease);
-        if lease != before {
-            self.write(id, BodyLeased { lease: (&lease).into() })?;
-            let dir = BodyDir::at(self.body_path(id));
-            write(&dir, &lease).map_err(|error| match error.kind() {
-                io::ErrorKind::NotFound => crate::lifecycle::no_such_body(id),
-                _ => unusable(id, error),
-            })?;
-        }
-        Ok(lease)
+        changed.ok_or_else(|| match self.fleet.body_path(id).join("spec.json").exists() {
+            true => {
+                Failure::new(Kind::Conflict, format!("Body {id} has no lease: it stays until it is removed"))
+                    .hint(format!("remove it: pal rm {id}"))
+            }
+            false => crate::lifecycle::no_such_body(id),
+        })
     }
 
-    /// A Body is about to be paused or stopped: it has no deadline until it goes on. First, so that whoever is killed in
-    /// between leaves one that is paused later, and never one that is removed at a deadline it should not have.
-    pub(crate) fn note_lease_paused(&self, id: &BodyId, how: Rest) -> Result<(), Failure> {
+    /// Appends the event that a Body's time is over; what follows has events of its own.
+    pub fn note_expired(&self, id: &BodyId, lease: &Lease) -> Result<(), Failure> {
+        self.fleet.write(id, BodyExpired { deadline_ms: lease.deadline_ms, then: lease.then })
+    }
+
+    /// Stores the lease of a Body that is being made.
+    pub(crate) fn create(&self, id: &BodyId, lease: &Lease) -> Result<(), Failure> {
+        self.table().create(&key(id)?, lease)?;
+        Ok(())
+    }
+
+    /// A Body is gone. A lease that cannot be removed now is removed by `gc`.
+    pub(crate) fn forget(&self, id: &BodyId) {
+        let _ = key(id).map(|key| self.table().remove(&key));
+    }
+
+    /// A Body is about to be paused or stopped: it has no deadline until it goes on. This comes first, so that a `pal`
+    /// that is killed in between leaves a Body that is paused later, and never one that is removed at a deadline it
+    /// should not have.
+    pub(crate) fn note_paused(&self, id: &BodyId, how: Rest) -> Result<(), Failure> {
         self.change_if_leased(id, |lease| {
             lease.paused = Some(how);
             lease.deadline_ms = None;
@@ -158,7 +200,7 @@ impl Fleet {
     }
 
     /// A Body is about to go on: its time begins anew.
-    pub(crate) fn note_lease_resumed(&self, id: &BodyId) -> Result<(), Failure> {
+    pub(crate) fn note_resumed(&self, id: &BodyId) -> Result<(), Failure> {
         self.change_if_leased(id, |lease| {
             lease.paused = None;
             if lease.timeout_ms != ENDLESS {
@@ -168,37 +210,23 @@ impl Fleet {
         })
     }
 
-    fn change_if_leased(&self, id: &BodyId, change: impl FnOnce(&mut Lease)) -> Result<(), Failure> {
-        match self.lease(id)? {
-            Some(_) => self.change_lease(id, change).map(drop),
+    fn change_if_leased(&self, id: &BodyId, change: impl FnMut(&mut Lease)) -> Result<(), Failure> {
+        match self.get(id)? {
+            Some(_) => self.change(id, change).map(drop),
             None => Ok(()),
         }
     }
 
-    /// Bodies that have a lease, in no order.
-    pub fn leased(&self) -> Result<Vec<(BodyId, Lease)>, Failure> {
-        let with_lease = |id: BodyId| {
-            self.body_path(&id)
-                .join("spec.json")
-                .exists()
-                .then(|| self.lease(&id).ok().flatten())
-                .flatten()
-                .map(|lease| (id, lease))
-        };
-        Ok(self.ids()?.into_iter().filter_map(with_lease).collect())
-    }
-
-    /// Says in the log that a Body's time is over; what follows has events of its own.
-    pub fn expire(&self, id: &BodyId, lease: &Lease) -> Result<(), Failure> {
-        self.write(id, BodyExpired { deadline_ms: lease.deadline_ms, then: lease.then })
+    /// Bodies that have a lease and no directory: whoever removed or made them was killed.
+    pub(crate) fn orphans(&self) -> Result<Vec<BodyId>, Failure> {
+        let records = self.table().list(None)?.records;
+        let ids = records.into_iter().filter_map(|record| record.key.as_str().parse().ok());
+        Ok(ids.filter(|id| !self.fleet.body_path(id).exists()).collect())
     }
 }
 
-/// Writes the lease of a Body that is being made.
-pub(crate) fn write(dir: &BodyDir, lease: &Lease) -> io::Result<()> {
-    // A Body that is being removed has lost its directory, and gets no new one.
-    fs::metadata(dir.path())?;
-    sys::fd::write_whole(&dir.path().join(FILE), &serde_json::to_vec(lease)?)
+fn key(id: &BodyId) -> Result<RecordKey, Failure> {
+    key_of([id.as_str()])
 }
 
 /// What events say of a lease: no token, and no network object, which may hold a proxy's password.
@@ -233,10 +261,6 @@ impl From<&Lease> for LeaseTerms {
             request,
         }
     }
-}
-
-fn unusable(id: &BodyId, error: io::Error) -> Failure {
-    Failure::new(Kind::Host, format!("the lease of Body {id} cannot be used")).because(error)
 }
 
 #[cfg(test)]

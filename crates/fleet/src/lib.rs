@@ -24,10 +24,12 @@ mod images;
 pub mod lease;
 mod lifecycle;
 mod log;
+mod migrate;
 mod mounts;
 mod place;
 mod pool;
 mod receipt;
+pub mod records;
 mod request;
 mod settings;
 mod shutdown_wait;
@@ -49,6 +51,7 @@ use data::Prestart;
 use drivers::Drivers;
 use pool::Pool;
 use proto::{BodyId, Draft, Event, Failure, Spec, launch::RunRecord};
+use store::Records;
 
 pub use access::{GuestAccess, ResourceUsage};
 pub use body::{
@@ -66,11 +69,11 @@ pub use images::{
     Image, ImageProfile, ImagePuller, Platform, PrivateAddresses, PulledImage, RegistryAccess,
     RegistryCredentials,
 };
-pub use lease::{Lease, Rest, Then};
+pub use lease::{Lease, Leases, Rest, Then};
 pub use lifecycle::{Force, describe_end};
 pub use log::Log;
 pub use request::{Create, ExecRequest, Stdin, TtySize};
-pub use settings::{Setting, Settings};
+pub use settings::{Setting, Settings, SettingsRecord};
 pub use store::{Durability, EventOrder, EventQuery, ExecFilter, LogVerdict, clock};
 pub use templates::{
     BASE, BaseImage, BuildJob, BuildRequest, BuildState, BuildStep, Builds, INTERPRETER, Instruction,
@@ -96,6 +99,8 @@ pub struct Fleet {
     /// What tokens are made of.
     key: String,
     log: Log,
+    /// Opened when they are first used.
+    records: Arc<dyn Records>,
     launch_context: Arc<LaunchContext>,
     /// Keepers that are this process's children: to be waited for, and for some Bodies the thread they hang by.
     owned: Mutex<HashMap<BodyId, OwnedBody>>,
@@ -113,8 +118,6 @@ pub struct Fleet {
     pool: Option<Pool>,
     /// Keepers that cleared their Body away and are about to exit.
     leaving: Mutex<Vec<SupervisorHandle>>,
-    /// Held while a lease changes.
-    leases: Mutex<()>,
     /// Locks of Bodies of steps, held for as long as this process works at them.
     steps: step_locks::StepLocks,
 }

@@ -234,7 +234,7 @@ impl Fleet {
         dir.clear_run_files().map_err(|error| {
             Failure::new(Kind::Host, "cannot forget the Body's last guest").because(error)
         })?;
-        self.note_lease_resumed(id)?;
+        self.leases().note_resumed(id)?;
         self.start_again(dir, spec, &*recipe)?;
         self.view(id)
     }
@@ -262,7 +262,7 @@ impl Fleet {
                 return Err(paused_already(id));
             }
             let running = self.running(id)?;
-            self.note_lease_paused(id, Rest::Memory)?;
+            self.leases().note_paused(id, Rest::Memory)?;
             self.write(id, BodyPaused { swap: false })?;
             self.driver(&spec)?.pause(&running)?;
             self.view(id)
@@ -289,7 +289,7 @@ impl Fleet {
                 driver.resume(&running)?;
             }
             let running = self.running(id)?;
-            self.note_lease_paused(id, Rest::Memory)?;
+            self.leases().note_paused(id, Rest::Memory)?;
             self.write(id, BodyPaused { swap: true })?;
             driver.suspend(&dir, &spec, &running)?;
             if let Some(mut supervisor) = self.take_supervisor(id) {
@@ -306,7 +306,7 @@ impl Fleet {
             ProcessState::Paused(running) => {
                 let driver = self.driver(&spec)?;
                 run_blocking(|| {
-                    self.note_lease_resumed(id)?;
+                    self.leases().note_resumed(id)?;
                     self.write(id, BodyResumed { swap: false })?;
                     driver.resume(&running)
                 })?;
@@ -335,7 +335,7 @@ impl Fleet {
         dir.clear_run_files().map_err(|error| {
             Failure::new(Kind::Host, "cannot remove the records of the Body's last guest").because(error)
         })?;
-        self.note_lease_resumed(&spec.id)?;
+        self.leases().note_resumed(&spec.id)?;
         self.write(&spec.id, BodyResumed { swap: true })?;
         self.start_again(dir, spec, &*recipe)?;
         self.drop_suspended_memory(dir)
@@ -353,7 +353,7 @@ impl Fleet {
         let condition = dir.condition().map_err(|error| failures::dir(id, error))?;
         let is_asked = matches!(condition, ProcessState::Running(_));
         run_blocking(|| {
-            self.note_lease_paused(id, Rest::Files)?;
+            self.leases().note_paused(id, Rest::Files)?;
             let grace_ms = if is_asked { grace.as_millis() as u64 } else { 0 };
             match condition {
                 ProcessState::Running(_) | ProcessState::Paused(_) => {
@@ -527,6 +527,8 @@ impl Fleet {
                     .map_err(|error| Failure::new(Kind::Host, failed()).because(error))?;
             }
         }
+        // Last: a Body whose lease is gone would stay until somebody removes it.
+        self.leases().forget(&spec.id);
         ids::release(&self.data, &spec.ids, &spec.id);
         self.steps.release(&spec.id);
         Ok(())

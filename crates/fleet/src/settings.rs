@@ -1,26 +1,26 @@
-//! What a person decided about a data directory: `config.json`.
+//! The settings of a data directory: one record.
 //!
-//! Invariant: a setting has one name, on the command line, in the file and in the event that tells of its change.
+//! Invariant: a setting has one name, on the command line, in the record and in the event of its change.
 
-use std::{
-    io,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 use proto::{Failure, Kind, Size, event_data::ConfigChanged, vm::Engine};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use store::{RecordTable, Records};
 
 use crate::{
     Fleet,
     pool::{POOL_MAX, POOL_SIZE_DEFAULT},
+    records::{SETTINGS, key_of},
 };
 
 /// What layers and dependencies may take together where nobody said otherwise.
 const BUDGET_DEFAULT: Size = Size(20 << 30);
-const SETTINGS_LEN_MAX: u64 = 64 << 10;
+/// The key of the one record.
+pub(crate) const CURRENT: &str = "current";
 
-/// `config.json`.
+/// All settings; none where nobody decided.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
     /// What layers and dependencies may take together.
@@ -182,53 +182,70 @@ impl Settings {
     }
 }
 
-/// What a person decided about a data directory.
-pub(crate) fn read(data: &Path) -> Result<Settings, Failure> {
-    match sys::fd::read_small(&data.join("config.json"), SETTINGS_LEN_MAX) {
-        Ok(text) => serde_json::from_str(&text).map_err(|error| {
-            Failure::new(Kind::Host, "the settings of the data directory are damaged")
-                .because(error)
-                .hint("remove config.json from the data directory, and decide again: pal config set")
-        }),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Settings::default()),
-        Err(error) => Err(Failure::new(Kind::Host, "cannot read the settings").because(error)),
-    }
+/// The settings of a data directory.
+pub(crate) fn read(records: &dyn Records) -> Result<Settings, Failure> {
+    let found = table(records).get(&key_of([CURRENT])?)?;
+    Ok(found.map(|record| record.value).unwrap_or_default())
+}
+
+fn table(records: &dyn Records) -> RecordTable<'_, Settings> {
+    RecordTable::new(records, SETTINGS)
+}
+
+/// The settings of a data directory, to be read and changed.
+#[derive(Debug, Clone, Copy)]
+pub struct SettingsRecord<'a> {
+    fleet: &'a Fleet,
 }
 
 impl Fleet {
-    /// What layers and dependencies may take together.
+    /// The settings of the data directory.
+    pub fn settings(&self) -> SettingsRecord<'_> {
+        SettingsRecord { fleet: self }
+    }
+}
+
+impl SettingsRecord<'_> {
+    /// All of them.
+    pub fn read(&self) -> Result<Settings, Failure> {
+        read(&**self.fleet.records())
+    }
+
+    /// The most that layers and dependencies may take together.
     pub fn budget(&self) -> Result<Size, Failure> {
-        Ok(self.settings()?.budget.unwrap_or(BUDGET_DEFAULT))
+        Ok(self.read()?.budget.unwrap_or(BUDGET_DEFAULT))
     }
 
-    /// What a person decided.
-    pub fn settings(&self) -> Result<Settings, Failure> {
-        read(&self.data)
-    }
-
-    /// Decides one, and leaves the others as they are.
-    pub fn set_setting(&self, setting: Setting, value: &str) -> Result<Settings, Failure> {
-        let mut settings = self.settings()?;
-        setting.put(&mut settings, value)?;
-        self.write_setting(setting, &settings)?;
-        self.check_pool();
+    /// Sets one, and leaves the others as they are.
+    pub fn set(&self, setting: Setting, value: &str) -> Result<Settings, Failure> {
+        let settings = self.change(setting, |settings| setting.put(settings, value))?;
+        self.fleet.check_pool();
         Ok(settings)
     }
 
-    /// Decides what layers and dependencies may take together.
+    /// Sets the most that layers and dependencies may take together.
     pub fn set_budget(&self, budget: Size) -> Result<(), Failure> {
-        let settings = Settings { budget: Some(budget), ..self.settings().unwrap_or_default() };
-        self.write_setting(Setting::Budget, &settings)
+        self.change(Setting::Budget, |settings| {
+            settings.budget = Some(budget);
+            Ok(())
+        })
+        .map(drop)
     }
 
-    fn write_setting(&self, changed: Setting, settings: &Settings) -> Result<(), Failure> {
-        let value = changed.json(settings);
-        self.log.note(ConfigChanged { settings: [(changed.name().to_owned(), value)].into() })?;
-        let text = serde_json::to_vec(settings)
-            .map_err(|error| Failure::new(Kind::Internal, "cannot write the settings").because(error))?;
-        sys::fd::write_whole(&self.data.join("config.json"), &text).map_err(|error| {
-            Failure::new(Kind::Host, "cannot write the settings").because(error).hint("make room: pal gc")
-        })
+    /// Changes the record; the change is an event first.
+    fn change(
+        &self,
+        changed: Setting,
+        change: impl Fn(&mut Settings) -> Result<(), Failure>,
+    ) -> Result<Settings, Failure> {
+        let written = table(&**self.fleet.records()).change(&key_of([CURRENT])?, |found| {
+            let mut settings = found.cloned().unwrap_or_default();
+            change(&mut settings)?;
+            let value = changed.json(&settings);
+            self.fleet.log().note(ConfigChanged { settings: [(changed.name().to_owned(), value)].into() })?;
+            Ok::<_, Failure>(Some(settings))
+        })?;
+        Ok(written.unwrap_or_default())
     }
 }
 

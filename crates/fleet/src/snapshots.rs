@@ -118,7 +118,7 @@ impl Fleet {
             id: SnapshotId::from_random(drawn),
             name,
             body: id.clone(),
-            owner: self.lease(id).ok().flatten().and_then(|lease| lease.owner),
+            owner: self.leases().get(id).ok().flatten().and_then(|lease| lease.owner),
             created_at: store::clock::now(),
             template: spec.template.clone(),
             below: spec.snapshots.clone(),

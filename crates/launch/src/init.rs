@@ -232,8 +232,8 @@ fn prepare_root(
     NetnsPassage::enter(network.as_fd())?;
     told.extend(namespace_mechanisms());
     // Sidecars start while namespaces can still be created.
-    let mut beside = vm::share::start(plan)?;
-    beside.extend(vm::jail::start(plan)?);
+    let mut beside = vm::virtiofs_daemons::start(plan)?;
+    beside.extend(vm::firecracker_jail::start(plan)?);
     told.extend(lock_down::limits(plan)?);
     told.extend(lock_down::privileges(plan)?);
     Ok(PreparedInit { told, followed, beside })

@@ -37,7 +37,7 @@ pub fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
         return guest::fsmonitor::ask(arguments);
     }
     if Path::new(&called).file_name() == Some(proto::vm::JAILED.as_ref()) {
-        return vm::jail::enter(arguments);
+        return vm::firecracker_jail::enter(arguments);
     }
     if Path::new(&called).file_name() == Some(proto::egress::PROGRAM.as_ref()) {
         return ::egress::main();

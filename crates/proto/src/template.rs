@@ -76,7 +76,7 @@ impl From<BuildId> for String {
     }
 }
 
-/// `templates/ID/manifest.json`: a template, its names and its tags.
+/// The record of a template: its names and its tags.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Template {
     /// Version of this record.

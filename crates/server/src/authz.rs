@@ -26,7 +26,8 @@ pub fn may_see_snapshot(fleet: &Fleet, caller: &Caller, snapshot: &SnapshotView)
         Some(owner) => is_own(owner),
         // Taken before snapshots said whose they are.
         None => fleet
-            .lease(&snapshot.body)
+            .leases()
+            .get(&snapshot.body)
             .is_ok_and(|lease| lease.is_some_and(|lease| lease.owner.as_deref().is_some_and(is_own))),
     }
 }

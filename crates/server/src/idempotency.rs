@@ -94,10 +94,10 @@ impl KeyedRequest {
     ) -> Result<Option<(BodyView, Option<Lease>)>, IdempotencyError> {
         let (request, lately) = (self.clone(), (**turn).clone());
         let looked = app.blocking(async move |fleet: &Fleet| {
-            let known = lately.and_then(|id| Some((id.clone(), fleet.lease(&id).ok()??)));
+            let known = lately.and_then(|id| Some((id.clone(), fleet.leases().get(&id).ok()??)));
             let known = match known {
                 Some(known) => Some(known),
-                None => fleet.leased()?.into_iter().find(|(_, lease)| request.has_made(lease)),
+                None => fleet.leases().all()?.into_iter().find(|(_, lease)| request.has_made(lease)),
             };
             known.map(|(id, lease)| Ok((fleet.view(&id)?, Some(lease)))).transpose()
         });

@@ -1,37 +1,33 @@
-//! Who is calling: API keys, kept as hashes.
+//! API keys: records that hold the hash of a key and its rights.
 //!
-//! `keys.json` in the data directory holds what every key is but not the key itself. The first one is made by the
-//! first start; it is also kept as it is in `serve.key`, readable by the owner of the data directory alone, who could
-//! do everything without it.
+//! The first start makes the first key. That one is also stored in plain text in `serve.key`, readable by the owner of
+//! the data directory alone, who could do everything without it.
 //!
-//! Invariant: a key that was revoked is refused from the next request on, whoever revoked it.
+//! Invariant: a revoked key is refused from the next request on, whichever process revoked it.
 //! Invariant: how long a comparison takes tells nothing about a key: hashes are compared, and all of them.
 
 use std::{
+    collections::BTreeMap,
     fs, io,
     os::unix::fs::OpenOptionsExt,
-    path::{Path, PathBuf},
-    sync::{Mutex, PoisonError},
-    time::{Duration, SystemTime},
+    path::Path,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 
 use axum::http::{HeaderMap, header};
+use fleet::records::{KEYS, RecordKey, RecordTable, Records, RecordsError, Revision, key_of};
 use proto::{
     Failure, Kind,
     event::hex,
     event_data::{KeyQuota, KeyScope},
 };
-use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-const FILE: &str = "keys.json";
 const FIRST: &str = "serve.key";
-const FILE_LEN_MAX: u64 = 4 << 20;
 const KEYS_MAX: usize = 1000;
 const NAME_LEN_MAX: usize = 64;
-/// Longer than any tick by which a file system tells the time (FAT's two seconds are the longest).
-const TICK_MAX: Duration = Duration::from_secs(2);
 
 /// What a key is good for; each includes those before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -63,7 +59,7 @@ pub struct CreatedKey {
     pub secret: String,
 }
 
-/// A key as it is written down.
+/// The record of a key.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeyRecord {
     /// Its id.
@@ -122,39 +118,52 @@ impl From<Quota> for KeyQuota {
 /// All keys of a data directory.
 #[derive(Debug)]
 pub struct KeyStore {
-    file: PathBuf,
+    records: Arc<dyn Records>,
     known: Mutex<LoadedKeys>,
 }
 
-/// The file as it was read last.
-#[derive(Debug, Default)]
+/// The keys as they were when the records were read last.
+#[derive(Debug)]
 struct LoadedKeys {
-    changed: Option<SystemTime>,
-    records: Vec<KeyRecord>,
+    revision: Revision,
+    keys: BTreeMap<RecordKey, KeyRecord>,
 }
 
 impl KeyStore {
-    /// The keys of a data directory, as they are.
-    pub fn at(data: &Path) -> Self {
-        Self { file: data.join(FILE), known: Mutex::default() }
+    /// The keys among these records.
+    pub fn new(records: Arc<dyn Records>) -> Self {
+        let known = LoadedKeys { revision: Revision::START, keys: BTreeMap::new() };
+        Self { records, known: Mutex::new(known) }
     }
 
     /// Reads the keys, and makes the first where there is none.
-    pub fn open(data: &Path) -> Result<(Self, Option<CreatedKey>), Failure> {
-        let keys = Self::at(data);
+    pub fn open(data: &Path, records: Arc<dyn Records>) -> Result<(Self, Option<CreatedKey>), Failure> {
+        let keys = Self::new(records);
         if !keys.all()?.is_empty() {
             return Ok((keys, None));
         }
-        let first = keys.make("first", Scope::Admin)?;
-        write_private(&data.join(FIRST), &first.secret).map_err(cannot_write)?;
+        let first = new_key()?;
+        // First the file: a start that is cut short here makes another key, and never one that nobody knows.
+        write_private(&data.join(FIRST), &first.secret).map_err(|error| {
+            Failure::new(Kind::Host, format!("cannot write the first API key to {FIRST}"))
+                .because(error)
+                .hint("make room on the disk that holds the data directory: pal gc")
+        })?;
+        keys.add(&first, "first", Scope::Admin, Quota::default())?;
         Ok((keys, Some(first)))
+    }
+
+    fn table(&self) -> RecordTable<'_, KeyRecord> {
+        RecordTable::new(&*self.records, KEYS)
     }
 
     /// Every key that was ever made, oldest first.
     pub fn all(&self) -> Result<Vec<KeyRecord>, Failure> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         self.refresh(&mut known)?;
-        Ok(known.records.clone())
+        let mut keys: Vec<KeyRecord> = known.keys.values().cloned().collect();
+        keys.sort_by(|one, other| one.created_at.cmp(&other.created_at));
+        Ok(keys)
     }
 
     /// Makes a key without a quota.
@@ -169,93 +178,83 @@ impl KeyStore {
 
     /// Makes a key.
     pub fn make_with(&self, name: &str, scope: Scope, quota: Quota) -> Result<CreatedKey, Failure> {
+        let made = new_key()?;
+        self.add(&made, name, scope, quota)?;
+        Ok(made)
+    }
+
+    fn add(&self, made: &CreatedKey, name: &str, scope: Scope, quota: Quota) -> Result<(), Failure> {
         check_name(name)?;
-        let drawn: [u8; 24] = sys::random::bytes()
-            .map_err(|error| Failure::new(Kind::Host, "cannot draw a key").because(error))?;
-        let (id, secret) = (hex(&drawn[..4]), format!("e2b_{}", hex(&drawn[4..])));
+        if self.all()?.len() >= KEYS_MAX {
+            return Err(Failure::new(Kind::Limit, format!("there are {KEYS_MAX} keys already")));
+        }
         let record = KeyRecord {
-            id: id.clone(),
+            id: made.id.clone(),
             name: name.to_owned(),
             scope,
-            sha256: digest(&secret),
+            sha256: digest(&made.secret),
             created_at: fleet::clock::now(),
             revoked_at: None,
             quota,
         };
-        self.change(|records| {
-            if records.len() >= KEYS_MAX {
-                return Err(Failure::new(Kind::Limit, format!("there are {KEYS_MAX} keys already")));
-            }
-            records.push(record);
-            Ok(())
-        })?;
-        Ok(CreatedKey { id, secret })
+        self.table().create(&key_of([&made.id])?, &record)?;
+        Ok(())
     }
 
     /// Makes a key worthless.
     pub fn revoke(&self, id: &str) -> Result<(), Failure> {
         let unknown =
             || Failure::new(Kind::NotFound, format!("there is no key {:?}", proto::text::visible(id)));
-        self.change(|records| {
-            let record = records.iter_mut().find(|record| record.id == id).ok_or_else(unknown)?;
-            record.revoked_at.get_or_insert_with(fleet::clock::now);
-            Ok(())
-        })
+        let key = key_of([id]).map_err(|_| unknown())?;
+        let revoked = self.table().change(&key, |found| {
+            let Some(record) = found.filter(|record| record.revoked_at.is_none()) else { return Ok(None) };
+            Ok::<_, Failure>(Some(KeyRecord { revoked_at: Some(fleet::clock::now()), ..record.clone() }))
+        })?;
+        revoked.map(drop).ok_or_else(unknown)
     }
 
     /// Whose key that is.
     pub fn caller(&self, secret: &str) -> Option<Caller> {
         let asked = digest(secret);
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        // A file that cannot be read now lets nobody in who was not known before.
+        // Records that cannot be read now let nobody in who was not known before.
         let _ = self.refresh(&mut known);
         let good = |record: &&KeyRecord| record.sha256 == asked && record.revoked_at.is_none();
-        let found = known.records.iter().rfind(good)?;
+        let found = known.keys.values().rfind(good)?;
         Some(Caller { key: found.id.clone(), scope: found.scope })
     }
 
+    /// Takes over what changed since the last look: nothing, nearly always, for one look at an index.
     fn refresh(&self, known: &mut LoadedKeys) -> Result<(), Failure> {
-        let unreadable =
-            |error: io::Error| Failure::new(Kind::Host, "cannot read the API keys").because(error);
-        let changed = match fs::metadata(&self.file).and_then(|found| found.modified()) {
-            Ok(changed) => changed,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                *known = LoadedKeys::default();
+        loop {
+            let changes = match self.table().watch(known.revision, Duration::ZERO) {
+                Err(RecordsError::Compacted { .. }) => {
+                    let listing = self.table().list(None)?;
+                    known.keys =
+                        listing.records.into_iter().map(|record| (record.key, record.value)).collect();
+                    known.revision = listing.revision;
+                    continue;
+                }
+                changes => changes?,
+            };
+            if changes.is_empty() {
                 return Ok(());
             }
-            Err(error) => return Err(unreadable(error)),
-        };
-        if known.changed == Some(changed) {
-            return Ok(());
+            for change in changes {
+                known.revision = change.revision;
+                match change.value {
+                    Some(record) => known.keys.insert(change.key, record),
+                    None => known.keys.remove(&change.key),
+                };
+            }
         }
-        let text = sys::fd::read_small(&self.file, FILE_LEN_MAX).map_err(unreadable)?;
-        let records = serde_json::from_str(&text).map_err(|error| unreadable(error.into()))?;
-        // A file changed twice within one tick of the clock shows one time: it is believed only when that is past.
-        let settled = changed.elapsed().is_ok_and(|ago| ago > TICK_MAX).then_some(changed);
-        *known = LoadedKeys { changed: settled, records };
-        Ok(())
     }
+}
 
-    fn change(&self, act: impl FnOnce(&mut Vec<KeyRecord>) -> Result<(), Failure>) -> Result<(), Failure> {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        // Another `pal` may change them at the same time: one after the other, and neither change is lost.
-        let turn = fs::OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(self.file.with_extension("lock"));
-        let turn = turn.map_err(cannot_write)?;
-        flock(&turn, FlockOperation::LockExclusive).map_err(|errno| cannot_write(errno.into()))?;
-        known.changed = None;
-        self.refresh(&mut known)?;
-        let mut records = known.records.clone();
-        act(&mut records)?;
-        let text = serde_json::to_vec(&records).map_err(|error| cannot_write(error.into()))?;
-        sys::fd::write_whole(&self.file, &text).map_err(cannot_write)?;
-        *known = LoadedKeys { changed: None, records };
-        Ok(())
-    }
+fn new_key() -> Result<CreatedKey, Failure> {
+    let drawn: [u8; 24] = sys::random::bytes()
+        .map_err(|error| Failure::new(Kind::Host, "cannot generate a key").because(error))?;
+    Ok(CreatedKey { id: hex(&drawn[..4]), secret: format!("e2b_{}", hex(&drawn[4..])) })
 }
 
 /// What a caller sent as its key: E2B's header, or a bearer token.
@@ -281,12 +280,6 @@ fn digest(secret: &str) -> String {
     hex(&Sha256::digest(secret.as_bytes()))
 }
 
-fn cannot_write(error: io::Error) -> Failure {
-    Failure::new(Kind::Host, "cannot write the API keys")
-        .because(error)
-        .hint("make room on the disk that holds the data directory: pal gc")
-}
-
 fn write_private(path: &Path, text: &str) -> io::Result<()> {
     let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
     io::Write::write_all(&mut file, format!("{text}\n").as_bytes())
@@ -294,6 +287,10 @@ fn write_private(path: &Path, text: &str) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
+    use fleet::{Durability, records::EmbeddedRecords};
+
     use super::*;
 
     fn dir(name: &str) -> PathBuf {
@@ -302,28 +299,33 @@ mod tests {
         dir
     }
 
+    /// The keys of a directory as another process would open them.
+    fn open(dir: &Path) -> (KeyStore, Option<CreatedKey>) {
+        KeyStore::open(dir, Arc::new(EmbeddedRecords::at(dir, Durability::Process))).unwrap()
+    }
+
     #[test]
-    fn the_first_key_is_made_once_and_kept_as_a_hash() {
+    fn the_first_key_is_made_once_and_stored_as_a_hash() {
         let dir = dir("first");
-        let (keys, first) = KeyStore::open(&dir).unwrap();
+        let (keys, first) = open(&dir);
         let first = first.unwrap();
         assert_eq!(first.secret.len(), 44);
         assert!(
             first.secret.starts_with("e2b_")
                 && first.secret[4..].bytes().all(|byte| byte.is_ascii_hexdigit())
         );
-        assert!(!fs::read_to_string(dir.join(FILE)).unwrap().contains(&first.secret));
+        let stored = keys.records.list(KEYS, None).unwrap().records;
+        assert!(stored.len() == 1 && !stored[0].value.contains(&first.secret));
+        assert_eq!(fs::read_to_string(dir.join(FIRST)).unwrap(), format!("{}\n", first.secret));
         assert_eq!(keys.caller(&first.secret), Some(Caller { key: first.id, scope: Scope::Admin }));
-        assert!(KeyStore::open(&dir).unwrap().1.is_none());
+        assert!(open(&dir).1.is_none());
         fs::remove_dir_all(dir).unwrap();
     }
 
     #[test]
     fn a_key_that_was_revoked_elsewhere_is_refused() {
         let dir = dir("revoked");
-        let (here, _) = KeyStore::open(&dir).unwrap();
-        let (there, _) = KeyStore::open(&dir).unwrap();
-        // Many times over: two changes may fall into one tick of the file system's clock.
+        let (here, there) = (open(&dir).0, open(&dir).0);
         for _ in 0..50 {
             let key = there.make("ci", Scope::Run).unwrap();
             assert_eq!(here.caller(&key.secret).map(|caller| caller.scope), Some(Scope::Run));
@@ -331,7 +333,9 @@ mod tests {
             assert_eq!(here.caller(&key.secret), None);
         }
         assert_eq!(here.caller("e2b_"), None);
-        assert!(there.revoke("nobody").is_err());
+        for unknown in ["nobody", "", "../x"] {
+            assert_eq!(there.revoke(unknown).unwrap_err().kind, Kind::NotFound);
+        }
         fs::remove_dir_all(dir).unwrap();
     }
 }

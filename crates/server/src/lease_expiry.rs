@@ -104,7 +104,7 @@ async fn look(app: &App) -> Vec<(BodyId, Lease)> {
             // Where the log cannot be written now, the next look does both.
             let _ = fleet.log().drain_all_egress();
             let _ = fleet.log().seal();
-            fleet.leased()
+            fleet.leases().all()
         })
         .await
         .unwrap_or_default();
@@ -125,7 +125,7 @@ async fn settle(app: &App) {
                     return Ok(());
                 }
                 // Whoever has woken it since has said so before it ran.
-                match fleet.lease(&body)?.and_then(|lease| lease.paused) {
+                match fleet.leases().get(&body)?.and_then(|lease| lease.paused) {
                     Some(how) => pause_leased(fleet, &body, how).await,
                     None => Ok(()),
                 }
@@ -159,7 +159,7 @@ enum Expiry {
 
 async fn end(fleet: &Fleet, streams: &crate::streams::OpenStreams, id: &BodyId) -> Result<Expiry, Failure> {
     // Its directory may be gone, or it may be one that nobody leased.
-    let Some(lease) = fleet.lease(id)? else { return Ok(Expiry::Done) };
+    let Some(lease) = fleet.leases().get(id)? else { return Ok(Expiry::Done) };
     if !lease.is_due() {
         return Ok(lease.deadline_ms.map_or(Expiry::Done, Expiry::Later));
     }
@@ -168,7 +168,7 @@ async fn end(fleet: &Fleet, streams: &crate::streams::OpenStreams, id: &BodyId) 
     {
         return Ok(Expiry::InUse);
     }
-    fleet.expire(id, &lease)?;
+    fleet.leases().note_expired(id, &lease)?;
     match lease.then {
         Then::Kill => match fleet.remove(id, Force::Yes).await {
             // Work in it that cannot be saved keeps it, and its files wait for somebody to look at them.

@@ -273,7 +273,7 @@ async fn admit_share(app: &App, caller: &Caller, share: QuotaShare) -> Result<Cr
 }
 
 fn used_by(fleet: &Fleet, key: &str) -> Result<QuotaShare, Failure> {
-    let mine = fleet.leased()?.into_iter().filter(|(_, lease)| lease.owner.as_deref() == Some(key));
+    let mine = fleet.leases().all()?.into_iter().filter(|(_, lease)| lease.owner.as_deref() == Some(key));
     Ok(mine
         .filter_map(|(id, _)| fleet.view(&id).ok())
         .map(|view| QuotaShare::of(&view.spec))

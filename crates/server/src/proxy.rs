@@ -100,8 +100,9 @@ fn is_envds(path: &str) -> bool {
 async fn to_port(app: &App, id: &BodyId, port: u16, mut request: Request) -> Result<Response, Response> {
     let owner = id.clone();
     // Who is not there has no token that could be missing.
-    let found =
-        app.blocking(async move |fleet: &Fleet| fleet.status(&owner).and_then(|_| fleet.lease(&owner))).await;
+    let found = app
+        .blocking(async move |fleet: &Fleet| fleet.status(&owner).and_then(|_| fleet.leases().get(&owner)))
+        .await;
     let lease = found.map_err(|_| not_found(id.as_str()))?;
     if !may_enter(app, id, lease.as_ref(), request.headers()) {
         audit::denied(app, None, request.method(), request.uri(), "traffic token").await;
@@ -161,9 +162,9 @@ async fn resume_leased(fleet: &Fleet, id: &BodyId) -> Result<Option<Lease>, Fail
     let asleep = || Failure::new(Kind::Conflict, format!("Body {id} does not run"));
     match fleet.status(id)? {
         Status::Running => Ok(None),
-        Status::Paused if fleet.lease(id)?.is_some_and(|lease| lease.auto_resume) => {
+        Status::Paused if fleet.leases().get(id)?.is_some_and(|lease| lease.auto_resume) => {
             fleet.resume(id).await?;
-            fleet.change_lease(id, |lease| lease.resumed_by_traffic = true).map(Some)
+            fleet.leases().change(id, |lease| lease.resumed_by_traffic = true).map(Some)
         }
         _ => Err(asleep()),
     }

@@ -36,7 +36,7 @@ impl Server {
         check_exposure(&config)?;
         let fleet = Fleet::open_to_serve(config.fleet.clone())?;
         let mut lock = ServerLock::take(fleet.data())?;
-        let (keys, first_key) = KeyStore::open(fleet.data())?;
+        let (keys, first_key) = KeyStore::open(fleet.data(), fleet.records().clone())?;
         let tls = tls::acceptor(&config, fleet.data())?;
         let busy = |error| {
             Failure::new(Kind::Host, format!("cannot listen at {}", config.listen))

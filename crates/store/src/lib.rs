@@ -1,7 +1,7 @@
-//! What happened, kept: the event log and artifacts by their hash.
+//! What happened and what is true now: the event log, artifacts by their hash, and records.
 //!
-//! [`EventLog`] and [`Artifacts`] say what a store does; [`Store`] is the embedded one, on SQLite and files in one data
-//! directory. Every implementation passes the suite in `tests/store/conformance.rs`.
+//! [`EventLog`], [`Artifacts`] and [`Records`] say what a store does; [`Store`] and [`EmbeddedRecords`] are the embedded
+//! one, on SQLite and files in one data directory. Every implementation passes the suite in `tests/store/conformance.rs`.
 //!
 //! Invariant: events are only ever added; the chains of hashes and their seals show what was changed, cut or moved.
 //! Invariant: an event that an append has returned survives `kill -9`; with [`Durability::Power`] also the loss of
@@ -17,11 +17,16 @@ mod artifacts;
 mod embedded;
 mod event_log;
 mod query;
+mod records;
 
 pub use artifacts::{ArtifactError, ArtifactRef, ArtifactSink, ArtifactWriter, Artifacts};
-pub use embedded::{Durability, DurabilityError, FILE, OpenError, SCHEMA_VERSION, Store};
+pub use embedded::{Durability, DurabilityError, EmbeddedRecords, FILE, OpenError, SCHEMA_VERSION, Store};
 pub use event_log::{
     APPEND_LEN_MAX, Append, AppendError, ChainBreach, DEPTH_MAX, EventLog, LABEL_LEN_MAX, LogVerdict,
     ReadError, SEAL_EVERY,
 };
 pub use query::{EventOrder, EventQuery, ExecFilter};
+pub use records::{
+    Bucket, KEY_LEN_MAX, KeyError, Listing, RECORD_LEN_MAX, Record, RecordChange, RecordKey, RecordTable,
+    Records, RecordsError, Revision, StoredRecord, WATCH_LEN_MAX,
+};

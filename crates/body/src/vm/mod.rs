@@ -21,18 +21,18 @@
 pub mod assign;
 pub mod cpio;
 pub mod disks;
-pub mod drivers;
 pub mod freeze;
 pub mod hypervisor_root;
 pub mod images;
-pub mod jail;
+pub mod jailer;
 pub mod kernel;
+pub mod kernel_drivers;
 pub mod last_boot;
 pub mod measure;
 pub mod plan;
 pub mod record;
 pub mod setup;
-pub mod share;
+pub mod virtiofsd;
 
 pub use last_boot::LastBoot;
 pub use plan::{VmParts, VmSnapshotRef, VmStartMode};

@@ -16,8 +16,8 @@ use proto::{
 use super::{
     disks::{self, DISK_MIN},
     hypervisor_root,
-    jail::JailSetup,
-    share,
+    jailer::JailSetup,
+    virtiofsd,
 };
 use crate::{
     BodyDir,
@@ -256,7 +256,7 @@ fn plan(
         images.push(inside(&format!("image{index}")));
         mounts.push(show(image, &images[index], Access::ReadOnly));
     }
-    let shares = share::of(spec, parts.sharer.as_deref());
+    let shares = virtiofsd::of(spec, parts.sharer.as_deref());
     mounts.extend(shares.mounts);
     let (begin, generation) = match &parts.start {
         VmStartMode::Boot { kernel, initrd, cmdline, .. } => {

@@ -15,8 +15,8 @@ use sha2::{Digest, Sha256};
 use super::{
     VmError, VmStepExt,
     cpio::CpioArchive,
-    drivers::{DRIVERS, Driver, DriverRecord, DriverSet, LoadOrder, Module, ModuleTree},
     hypervisor_root, kernel,
+    kernel_drivers::{DRIVERS, DriverRecord, DriverSet, KernelDriver, LoadOrder, Module, ModuleTree},
 };
 use crate::programs::Programs;
 
@@ -231,7 +231,8 @@ impl MicrovmInstall {
         let bytes = kernel::unpack(&found.kernel)?;
         let tree = found.modules.as_deref().map(ModuleTree::read).transpose()?;
         let order = |set: DriverSet, before: &[Module]| {
-            let wanted: Vec<Driver> = DRIVERS.iter().filter(|driver| driver.set == set).copied().collect();
+            let wanted: Vec<KernelDriver> =
+                DRIVERS.iter().filter(|driver| driver.set == set).copied().collect();
             tree.as_ref().map_or_else(|| Ok(LoadOrder::default()), |tree| tree.load_order(&wanted, before))
         };
         let base = order(DriverSet::Base, &[])?;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use fleet::{Fleet, LogVerdict};
-use proto::{BodyId, Event, Failure, Kind, text::visible};
+use proto::{BodyId, Event, Failure, Kind, event::GENESIS, text::visible};
 
 use crate::{
     args::{EventsArgs, EventsCommand},
@@ -84,7 +84,8 @@ async fn verify(fleet: &Fleet, format: Format) -> Result<(), Failure> {
     match verdict {
         LogVerdict::Whole { events, chains, head } if format == Format::Text => {
             let s = if chains == 1 { "" } else { "s" };
-            output::line(format_args!("whole: {events} events in {chains} chain{s}, head {head}"))
+            let head = if head == GENESIS { "not sealed yet".to_owned() } else { format!("head {head}") };
+            output::line(format_args!("whole: {events} events in {chains} chain{s}, {head}"))
         }
         LogVerdict::Whole { .. } => Ok(()),
         LogVerdict::Broken { chain, seq, why } => {

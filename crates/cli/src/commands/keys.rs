@@ -17,7 +17,7 @@ use crate::{
 
 /// Creates, lists or revokes keys. A running server uses the change at once.
 pub fn keys(fleet: &Fleet, command: &KeysCommand, format: Format) -> Result<(), Failure> {
-    let keys = KeyStore::at(fleet.data());
+    let keys = KeyStore::new(fleet.records().clone());
     match command {
         KeysCommand::Create(args) => create(fleet, &keys, args, format),
         KeysCommand::Ls => list(&keys, format),

@@ -31,8 +31,8 @@ pub fn config(fleet: &Fleet, command: &ConfigCommand, format: Format) -> Result<
     let (ConfigCommand::Get { name } | ConfigCommand::Set { name, .. }) = command;
     let setting = Setting::find(name)?;
     let settings = match command {
-        ConfigCommand::Set { value, .. } => fleet.set_setting(setting, value)?,
-        ConfigCommand::Get { .. } => fleet.settings()?,
+        ConfigCommand::Set { value, .. } => fleet.settings().set(setting, value)?,
+        ConfigCommand::Get { .. } => fleet.settings().read()?,
     };
     match format {
         Format::Text => output::line(setting.value(&settings).unwrap_or_default()),

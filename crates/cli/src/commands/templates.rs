@@ -225,7 +225,7 @@ pub fn setup(fleet: &Fleet, args: &SetupArgs, format: Format) -> Result<(), Fail
 
 /// The path of a hypervisor on the caller's PATH, unless a setting names one.
 fn on_path(engine: Engine, fleet: &Fleet) -> Option<std::path::PathBuf> {
-    let decided = fleet.settings().is_ok_and(|settings| settings.program(engine).is_some());
+    let decided = fleet.settings().read().is_ok_and(|settings| settings.program(engine).is_some());
     let path = std::env::var_os("PATH").filter(|_| engine != Engine::Qemu && !decided)?;
     std::env::split_paths(&path)
         .filter(|dir| dir.is_absolute())

@@ -10,14 +10,11 @@ use crate::{GarbageCollector, GarbageItem, GcMode, failures};
 impl GarbageCollector<'_> {
     /// Layers that a build, a Body or a snapshot stands on.
     fn needed_layers(&self) -> Result<BTreeSet<LayerId>, Failure> {
-        let builds = self
-            .fleet
-            .templates()
-            .template_records()
-            .into_iter()
-            .flat_map(|template| self.fleet.templates().builds(&template.id))
-            .flat_map(|build| build.layers);
-        let mut needed: BTreeSet<LayerId> = builds.collect();
+        let mut needed = BTreeSet::new();
+        for template in self.fleet.templates().records()? {
+            let builds = self.fleet.templates().builds(&template.id)?;
+            needed.extend(builds.into_iter().flat_map(|build| build.layers));
+        }
         for id in self.fleet.ids()? {
             let dir = BodyDir::at(self.fleet.body_path(&id));
             let Ok(spec) = dir.spec().or_else(|_| dir.draft()) else { continue };
@@ -25,7 +22,7 @@ impl GarbageCollector<'_> {
             needed.extend(spec.workspaces.into_iter().flat_map(|workspace| workspace.layers));
             needed.extend(spec.home.into_iter().flat_map(|home| home.layers));
         }
-        needed.extend(self.fleet.homes().records().into_iter().flat_map(|home| home.layers));
+        needed.extend(self.fleet.homes().records()?.into_iter().flat_map(|home| home.layers));
         for manifest in self.fleet.manifests() {
             needed.extend(manifest.base.into_iter().flat_map(|base| base.layers));
             needed.extend(manifest.workspaces.into_iter().flat_map(|workspace| workspace.layers));
@@ -41,7 +38,7 @@ impl GarbageCollector<'_> {
 
     /// The same for `gc`, which tells what it found.
     pub(crate) fn sweep_layers(&self, sweep: GcMode, found: &mut Vec<GarbageItem>) -> Result<(), Failure> {
-        self.sweep_layers_to(sweep, self.fleet.budget()?.0, found)
+        self.sweep_layers_to(sweep, self.fleet.settings().budget()?.0, found)
     }
 
     /// The same, with that much room for layers that somebody may stand on again.

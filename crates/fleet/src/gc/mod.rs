@@ -48,9 +48,11 @@ impl GarbageCollector<'_> {
         run_blocking(|| {
             let mut found = Vec::new();
             self.sweep_bodies(sweep, &mut found)?;
+            self.sweep_leases(sweep, &mut found);
             self.sweep_trash(sweep, &mut found)?;
             self.sweep_snapshots(sweep, &mut found)?;
-            self.sweep_dependencies(self.fleet.budget()?.0, sweep, &mut found)?;
+            self.sweep_dependencies(self.fleet.settings().budget()?.0, sweep, &mut found)?;
+            self.fleet.templates().sweep(sweep, &mut found)?;
             self.sweep_layers(sweep, &mut found)?;
             self.sweep_drivers(sweep, &mut found)?;
             self.fleet.builds().sweep_scratch(sweep, &mut found);
@@ -238,6 +240,17 @@ impl GarbageCollector<'_> {
             found.push(GarbageItem { kind: "cgroup", name, bytes: 0, why: "its Body is gone".into() });
         }
         Ok(())
+    }
+
+    /// Leases whose Body is gone: whoever removed it was killed before the lease was removed, too.
+    fn sweep_leases(&self, sweep: GcMode, found: &mut Vec<GarbageItem>) {
+        for id in lasting(|| self.fleet.leases().orphans().unwrap_or_default()) {
+            if sweep == GcMode::Remove {
+                self.fleet.leases().forget(&id);
+            }
+            let why = "its Body is gone".to_owned();
+            found.push(GarbageItem { kind: "lease", name: id.to_string(), bytes: 0, why });
+        }
     }
 
     /// Files of the data directory itself whose maker was killed.

@@ -604,7 +604,7 @@ impl Builds<'_> {
         tried?;
         run_blocking(|| {
             self.fleet.templates().keep_build(&build, &job.tags)?;
-            let _ = self.forget_draft(job);
+            let _ = self.forget_job(job);
             Ok(build)
         })
     }

@@ -18,9 +18,14 @@ use proto::{
     template::{BuildId, DEFAULT_TAG, TemplateName},
 };
 use serde::{Deserialize, Serialize};
+use store::RecordTable;
 use tokio::sync::{Notify, Semaphore};
 
-use crate::{Builds, lock_mutex};
+use super::build_key;
+use crate::{
+    Builds, lock_mutex,
+    records::{BUILD_JOBS, key_of},
+};
 
 /// How much of what a build says is kept: the end of it goes.
 const LOG_BYTES_MAX: usize = 4 << 20;
@@ -33,7 +38,7 @@ const AT_ONCE: usize = 2;
 /// Builds whose words are still in memory.
 const JOBS_MAX: usize = 256;
 /// Builds that were asked for and not begun, of one template.
-const DRAFTS_MAX: usize = 64;
+const WAITING_MAX: usize = 64;
 
 /// One line that a build said.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,7 +72,7 @@ pub enum BuildState {
 
 /// What is written down of a build that is not whole.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct BuildJobRecord {
+pub(crate) struct BuildJobRecord {
     tags: Vec<String>,
     cpu_milli: Option<u32>,
     memory: Option<Size>,
@@ -287,16 +292,10 @@ impl Builds<'_> {
             off: Mutex::new(false),
             told_off: Notify::new(),
         };
-        let drafts = fs::read_dir(self.fleet.templates().template_dir(&job.template).join("builds"))
-            .into_iter()
-            .flatten()
-            .flatten();
-        if drafts.filter(|entry| entry.path().extension().is_some_and(|end| end == "draft")).count()
-            >= DRAFTS_MAX
-        {
-            self.drop_old_drafts(&job.template);
+        if self.table().list(Some(&key_of([job.template.as_str()])?))?.records.len() >= WAITING_MAX {
+            self.drop_old_jobs(&job.template)?;
         }
-        self.write_draft(&job, None, None)?;
+        self.write_job(&job, None, None)?;
         Ok(self.jobs.add(job))
     }
 
@@ -310,8 +309,10 @@ impl Builds<'_> {
             );
         }
         let pid = std::process::id() as i32;
-        self.write_draft(&job, None, sys::proc::start_ticks(pid).ok().map(|ticks| (pid, ticks)))?;
-        let file = OpenOptions::new().create(true).append(true).open(self.log_path(template, id));
+        self.write_job(&job, None, sys::proc::start_ticks(pid).ok().map(|ticks| (pid, ticks)))?;
+        let path = self.log_path(template, id);
+        let file = fs::create_dir_all(path.parent().unwrap_or(&path))
+            .and_then(|()| OpenOptions::new().create(true).append(true).open(&path));
         log.file = Some(file.map_err(|error| {
             Failure::new(Kind::Host, "cannot write down what the build says")
                 .because(error)
@@ -335,12 +336,12 @@ impl Builds<'_> {
         // Asked for from a process that is gone.
         let unknown =
             || Failure::new(Kind::NotFound, format!("there is no build {id} of template {template}"));
-        let draft = self.draft_path(template, id);
-        if self.build_path(template, id).exists() {
-            // It was whole, and its process ended before the draft was gone.
-            let _ = std::fs::remove_file(&draft);
+        let key = build_key(template, id)?;
+        if self.fleet.templates().build(template, id)?.is_some() {
+            // It was complete, and its process ended before it had removed the job.
+            self.table().remove(&key)?;
         }
-        let asked: BuildJobRecord = super::read_record(&draft).map_err(|_| unknown())?;
+        let asked = self.table().get(&key)?.ok_or_else(unknown)?.value;
         let job = BuildJob {
             id: id.clone(),
             template: template.clone(),
@@ -379,7 +380,7 @@ impl Builds<'_> {
         if let Ok(job) = self.job(template, id) {
             return Ok(job.log_lines(offset, limit));
         }
-        if self.build_path(template, id).exists() {
+        if self.fleet.templates().build(template, id)?.is_some() {
             return Ok((
                 BuildState::Ready,
                 self.earlier_lines(template, id).into_iter().skip(offset).take(limit).collect(),
@@ -396,19 +397,15 @@ impl Builds<'_> {
         lines.filter_map(|line| serde_json::from_slice(&line).ok()).collect()
     }
 
-    fn build_path(&self, template: &TemplateId, id: &BuildId) -> PathBuf {
-        self.fleet.templates().template_dir(template).join("builds").join(format!("{id}.json"))
+    fn table(&self) -> RecordTable<'_, BuildJobRecord> {
+        self.fleet.table(BUILD_JOBS)
     }
 
     fn log_path(&self, template: &TemplateId, id: &BuildId) -> PathBuf {
         self.fleet.templates().template_dir(template).join("builds").join(format!("{id}.log"))
     }
 
-    fn draft_path(&self, template: &TemplateId, id: &BuildId) -> PathBuf {
-        self.fleet.templates().template_dir(template).join("builds").join(format!("{id}.draft"))
-    }
-
-    fn write_draft(
+    fn write_job(
         &self,
         job: &BuildJob,
         failed: Option<(Option<String>, String)>,
@@ -421,35 +418,34 @@ impl Builds<'_> {
             failed,
             begun,
         };
-        super::write_record(&self.draft_path(&job.template, &job.id), &asked).map_err(|error| {
-            Failure::new(Kind::Host, "cannot write the build down").because(error).hint("make room: pal gc")
-        })
+        Ok(self.table().put(&build_key(&job.template, &job.id)?, &asked)?)
     }
 
     pub(crate) fn note_failed(&self, job: &BuildJob, step: &str, failure: &Failure) -> Result<(), Failure> {
-        self.write_draft(job, Some((Some(step.to_owned()), failure.to_string())), None)
+        self.write_job(job, Some((Some(step.to_owned()), failure.to_string())), None)
     }
 
-    pub(crate) fn forget_draft(&self, job: &BuildJob) -> std::io::Result<()> {
-        fs::remove_file(self.draft_path(&job.template, &job.id))
+    pub(crate) fn forget_job(&self, job: &BuildJob) -> Result<(), Failure> {
+        self.table().remove(&build_key(&job.template, &job.id)?)?;
+        Ok(())
     }
 
-    fn drop_old_drafts(&self, template: &TemplateId) {
-        let entries = fs::read_dir(self.fleet.templates().template_dir(template).join("builds"))
-            .into_iter()
-            .flatten()
-            .flatten();
-        for path in entries
-            .map(|entry| entry.path())
-            .filter(|path| path.extension().is_some_and(|end| end == "draft"))
-        {
-            let id =
-                path.file_stem().and_then(|stem| stem.to_str()).and_then(|stem| stem.parse::<BuildId>().ok());
-            if id.is_none_or(|id| !lock_mutex(&self.jobs.running).contains_key(&id)) {
-                let _ = fs::remove_file(path.with_extension("log"));
-                let _ = fs::remove_file(path);
+    /// Removes the jobs of a template that no process works on.
+    fn drop_old_jobs(&self, template: &TemplateId) -> Result<(), Failure> {
+        for record in self.table().list(Some(&key_of([template.as_str()])?))?.records {
+            let id = record.key.as_str().rsplit('.').next().and_then(|id| id.parse::<BuildId>().ok());
+            let Some(id) = id else { continue };
+            let is_elsewhere = || {
+                record.value.begun.is_some_and(|(pid, ticks)| body::dir::alive(pid, ticks).is_some())
+                    && record.value.failed.is_none()
+            };
+            if lock_mutex(&self.jobs.running).contains_key(&id) || is_elsewhere() {
+                continue;
             }
+            let _ = fs::remove_file(self.log_path(template, &id));
+            self.table().remove(&record.key)?;
         }
+        Ok(())
     }
 }
 

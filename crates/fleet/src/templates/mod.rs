@@ -12,16 +12,11 @@ mod setup;
 pub(crate) mod start;
 
 pub use build::{BaseImage, BuildRequest, BuildStep, Builds, Instruction, STEPS_MAX};
-pub(crate) use jobs::BuildJobs;
 pub use jobs::{BuildJob, BuildState, LogLine};
+pub(crate) use jobs::{BuildJobRecord, BuildJobs};
 pub use setup::{BASE, INTERPRETER, ProgressFn};
 
-use std::{
-    collections::BTreeSet,
-    fs::{self, File},
-    io,
-    path::PathBuf,
-};
+use std::{collections::BTreeSet, fs, io, path::PathBuf};
 
 use body::{
     driver::SnapshotSource,
@@ -38,11 +33,15 @@ use proto::{
     },
     workspace::Workspace,
 };
-use serde::{Serialize, de::DeserializeOwned};
+use serde::Serialize;
+use serde_json::Value;
+use store::{RecordKey, RecordTable};
 
-use crate::{Fleet, data};
+use crate::{
+    Fleet, GarbageItem, GcMode, data,
+    records::{BUILD_JOBS, BUILDS, TEMPLATES, key_of},
+};
 
-const RECORD_LEN_MAX: u64 = 1 << 20;
 /// Most tags of one template.
 const TAGS_MAX: usize = 256;
 /// Names that mean something else.
@@ -100,30 +99,40 @@ impl Templates<'_> {
         self.fleet.data.join("templates").join(id.as_str())
     }
 
+    fn table(&self) -> RecordTable<'_, Template> {
+        self.fleet.table(TEMPLATES)
+    }
+
+    fn build_table(&self) -> RecordTable<'_, TemplateBuild> {
+        self.fleet.table(BUILDS)
+    }
+
     pub(crate) fn layers_dir(&self) -> PathBuf {
         self.fleet.data.join("layers")
     }
 
     /// All templates, by name.
     pub fn list(&self) -> Result<Vec<TemplateView>, Failure> {
-        let mut views: Vec<TemplateView> =
-            self.template_records().into_iter().map(|template| self.template_view(template)).collect();
+        let mut views = self
+            .records()?
+            .into_iter()
+            .map(|template| self.template_view(template))
+            .collect::<Result<Vec<_>, _>>()?;
         views.sort_by(|a, b| a.template.name.cmp(&b.template.name));
         Ok(views)
     }
 
     /// One template, by id, name or alias; a tag is ignored.
     pub fn view(&self, key: &str) -> Result<TemplateView, Failure> {
-        self.find(key)?.map(|template| self.template_view(template)).ok_or_else(|| unknown(key))
+        self.template_view(self.find(key)?.ok_or_else(|| unknown(key))?)
     }
 
-    pub(crate) fn template_records(&self) -> Vec<Template> {
-        let entries = fs::read_dir(self.fleet.data.join("templates")).into_iter().flatten().flatten();
-        entries.filter_map(|entry| read_record(&entry.path().join("manifest.json")).ok()).collect()
+    pub(crate) fn records(&self) -> Result<Vec<Template>, Failure> {
+        Ok(self.table().values(None)?)
     }
 
-    fn template_view(&self, template: Template) -> TemplateView {
-        let mut builds = self.builds(&template.id);
+    fn template_view(&self, template: Template) -> Result<TemplateView, Failure> {
+        let mut builds = self.builds(&template.id)?;
         builds.sort_by(|a, b| b.created_at.cmp(&a.created_at));
         let layers: BTreeSet<&LayerId> = builds.iter().flat_map(|build| &build.layers).collect();
         let bytes = layers
@@ -131,28 +140,34 @@ impl Templates<'_> {
             .filter_map(|id| layers::read(&self.layers_dir().join(id.as_str())).ok())
             .map(|layer| layer.bytes)
             .sum();
-        TemplateView { template, builds, bytes }
+        Ok(TemplateView { template, builds, bytes })
     }
 
-    pub(crate) fn builds(&self, id: &TemplateId) -> Vec<TemplateBuild> {
-        let entries = fs::read_dir(self.template_dir(id).join("builds")).into_iter().flatten().flatten();
-        let whole = entries
-            .map(|entry| entry.path())
-            .filter(|path| path.extension().is_some_and(|end| end == "json"));
-        whole.filter_map(|path| read_record(&path).ok()).collect()
+    /// The complete builds of a template.
+    pub(crate) fn builds(&self, id: &TemplateId) -> Result<Vec<TemplateBuild>, Failure> {
+        Ok(self.build_table().values(Some(&key_of([id.as_str()])?))?)
+    }
+
+    /// A complete build, if there is one of that id.
+    pub(crate) fn build(
+        &self,
+        template: &TemplateId,
+        id: &BuildId,
+    ) -> Result<Option<TemplateBuild>, Failure> {
+        Ok(self.build_table().get(&build_key(template, id)?)?.map(|found| found.value))
     }
 
     /// The record of a template, by id, name or alias; a tag is ignored.
     pub fn find(&self, key: &str) -> Result<Option<Template>, Failure> {
         let Ok(named) = key.parse::<TemplateName>() else { return Ok(None) };
-        if let Ok(id) = named.name.parse::<TemplateId>()
-            && let Ok(template) = read_record(&self.template_dir(&id).join("manifest.json"))
-        {
-            return Ok(Some(template));
-        }
-        let called =
-            |template: &Template| template.name == named.name || template.aliases.contains(&named.name);
-        Ok(self.template_records().into_iter().find(called))
+        let mut templates = self.records()?;
+        let by_id = templates.iter().position(|template| template.id.as_str() == named.name);
+        let by_name = || {
+            templates
+                .iter()
+                .position(|template| template.name == named.name || template.aliases.contains(&named.name))
+        };
+        Ok(by_id.or_else(by_name).map(|at| templates.swap_remove(at)))
     }
 
     /// The build that `key` means: by name and tag, by id and tag, or by the build's own id.
@@ -175,13 +190,10 @@ impl Templates<'_> {
             )
             .hint(format!("see its tags: pal template inspect {}", template.name))
         })?;
-        read_record(&self.template_dir(&template.id).join("builds").join(format!("{id}.json"))).map_err(
-            |error| {
-                Failure::new(Kind::NotFound, format!("build {id} of template {} is not there", template.name))
-                    .because(error)
-                    .hint("build it again: pal template build")
-            },
-        )
+        self.build(&template.id, &id)?.ok_or_else(|| {
+            Failure::new(Kind::NotFound, format!("build {id} of template {} does not exist", template.name))
+                .hint("build it again: pal template build")
+        })
     }
 
     /// What a Body of that template is made from.
@@ -263,7 +275,6 @@ impl Templates<'_> {
     /// A template of that name, made if there is none.
     pub fn find_or_create(&self, name: &str) -> Result<Template, Failure> {
         let named = check_name(name)?;
-        let _lock = self.lock_templates()?;
         if let Some(template) = self.find(&named.name)? {
             return Ok(template);
         }
@@ -281,35 +292,34 @@ impl Templates<'_> {
             created_at: now.clone(),
             updated_at: now,
         };
-        self.fleet
-            .log()
-            .note(TemplateCreated { template: template.id.clone(), name: template.name.clone() })?;
-        self.write_template(&template)?;
-        Ok(template)
+        let (id, name) = (template.id.clone(), template.name.clone());
+        self.fleet.log().note(TemplateCreated { template: id.clone(), name: name.clone() })?;
+        match self.table().create(&key_of([&name])?, &template) {
+            Ok(_) => Ok(template),
+            // Another `pal` created it meanwhile: this one is none, and the log says so.
+            Err(error) if error.is_conflict() => {
+                self.fleet.log().note(TemplateRemoved { template: id, name: name.clone() })?;
+                self.find(&name)?.ok_or_else(|| unknown(&name))
+            }
+            Err(error) => Err(error.into()),
+        }
     }
 
-    fn write_template(&self, template: &Template) -> Result<(), Failure> {
-        let dir = self.template_dir(&template.id);
-        let written = fs::create_dir_all(dir.join("builds"))
-            .and_then(|()| write_record(&dir.join("manifest.json"), template));
-        written.map_err(|error| {
-            Failure::new(Kind::Host, "cannot write the template down")
-                .because(error)
-                .hint("make room: pal gc")
-        })
-    }
-
-    /// Changes a template's record while nobody else does.
-    fn change_template<T>(
+    /// Changes a template's record; the change is an event first.
+    fn change_template(
         &self,
         key: &str,
-        change: impl FnOnce(&mut Template) -> Result<T, Failure>,
-    ) -> Result<(Template, T), Failure> {
-        let _lock = self.lock_templates()?;
-        let mut template = self.find(key)?.ok_or_else(|| unknown(key))?;
-        let before = template.clone();
-        let done = change(&mut template)?;
-        if template != before {
+        change: impl Fn(&mut Template) -> Result<(), Failure>,
+    ) -> Result<Template, Failure> {
+        let Template { id, name, .. } = self.find(key)?.ok_or_else(|| unknown(key))?;
+        let changed = self.table().change(&key_of([&name])?, |found| {
+            // A template that was removed meanwhile, and perhaps another one that took its name.
+            let before = found.filter(|found| found.id == id).ok_or_else(|| unknown(key))?;
+            let mut template = before.clone();
+            change(&mut template)?;
+            if template == *before {
+                return Ok(None);
+            }
             template.updated_at = store::clock::now();
             self.fleet.log().note(TemplateChanged {
                 template: template.id.clone(),
@@ -317,20 +327,9 @@ impl Templates<'_> {
                 public: template.public,
                 tags: template.tags.clone(),
             })?;
-            self.write_template(&template)?;
-        }
-        Ok((template, done))
-    }
-
-    /// One at a time, of all `pal`s on this data.
-    fn lock_templates(&self) -> Result<File, Failure> {
-        let dir = self.fleet.data.join("templates");
-        let locked =
-            fs::create_dir_all(&dir).and_then(|()| File::create(dir.join("lock"))).and_then(|file| {
-                rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive)?;
-                Ok(file)
-            });
-        locked.map_err(|error| Failure::new(Kind::Host, "cannot lock the templates").because(error))
+            Ok::<_, Failure>(Some(template))
+        })?;
+        changed.ok_or_else(|| unknown(key))
     }
 
     /// Whether Bodies of other keys may start from it.
@@ -339,7 +338,6 @@ impl Templates<'_> {
             template.public = public;
             Ok(())
         })
-        .map(|(template, ())| template)
     }
 
     /// Has a template that is new belong to a key.
@@ -400,16 +398,13 @@ impl Templates<'_> {
 
     /// Writes a whole build down and points tags at it.
     pub(crate) fn keep_build(&self, build: &TemplateBuild, tags: &[String]) -> Result<(), Failure> {
-        let path = self.template_dir(&build.template).join("builds").join(format!("{}.json", build.id));
         self.fleet.log().note(TemplateBuilt {
             template: build.template.clone(),
             build: build.id.clone(),
             tags: tags.to_vec(),
             bytes: build.bytes,
         })?;
-        write_record(&path, build).map_err(|error| {
-            Failure::new(Kind::Host, "cannot write the build down").because(error).hint("make room: pal gc")
-        })?;
+        self.build_table().create(&build_key(&build.template, &build.id)?, build)?;
         self.change_template(build.template.as_str(), |template| {
             let since = store::clock::now();
             template.tags.extend(
@@ -422,21 +417,62 @@ impl Templates<'_> {
 
     /// Removes a template. Bodies and snapshots that stand on its layers keep them.
     pub fn remove(&self, key: &str) -> Result<TemplateId, Failure> {
-        let _lock = self.lock_templates()?;
         let template = self.find(key)?.ok_or_else(|| unknown(key))?;
         self.fleet.jobs.cancel_builds_of(&template.id);
         self.fleet
             .log()
             .note(TemplateRemoved { template: template.id.clone(), name: template.name.clone() })?;
-        let dir = self.template_dir(&template.id);
-        // Without its manifest it is none any more, whatever becomes of us.
-        let removed = fs::remove_file(dir.join("manifest.json")).and_then(|()| fs::remove_dir_all(&dir));
-        removed.map_err(|error| {
-            Failure::new(Kind::Host, "cannot remove the template").because(error).hint("try again: pal gc")
-        })?;
+        // Without its record it is no template any more; `gc` does the rest where this process is killed.
+        self.table().remove(&key_of([&template.name])?)?;
+        self.remove_leftovers(&template.id)?;
         self.fleet.garbage().drop_unused_layers()?;
         Ok(template.id)
     }
+
+    /// Removes builds, jobs and files of a template that is none any more.
+    fn remove_leftovers(&self, id: &TemplateId) -> Result<(), Failure> {
+        for bucket in [BUILDS, BUILD_JOBS] {
+            let table = self.fleet.table::<Value>(bucket);
+            for record in self.fleet.records().list(bucket, Some(&key_of([id.as_str()])?))?.records {
+                table.remove(&record.key)?;
+            }
+        }
+        match fs::remove_dir_all(self.template_dir(id)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(Failure::new(Kind::Host, "cannot remove the files of the template")
+                    .because(error)
+                    .hint("try again: pal gc"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Removes what templates left that were removed by a `pal` that was killed.
+    pub(crate) fn sweep(&self, sweep: GcMode, found: &mut Vec<GarbageItem>) -> Result<(), Failure> {
+        // Builds first: a template that a build belongs to existed before it.
+        let mut left = BTreeSet::new();
+        for bucket in [BUILDS, BUILD_JOBS] {
+            let records = self.fleet.records().list(bucket, None)?.records.into_iter();
+            left.extend(records.filter_map(|record| Some(record.key.as_str().split_once('.')?.0.to_owned())));
+        }
+        let dirs = fs::read_dir(self.fleet.data.join("templates")).into_iter().flatten().flatten();
+        let dirs = dirs.filter(|entry| entry.path().is_dir());
+        left.extend(dirs.filter_map(|entry| entry.file_name().into_string().ok()));
+        let known: BTreeSet<String> =
+            self.records()?.into_iter().map(|template| template.id.to_string()).collect();
+        for id in left.difference(&known).filter_map(|id| id.parse::<TemplateId>().ok()) {
+            let why = "its template is gone".to_owned();
+            found.push(GarbageItem { kind: "template", name: id.to_string(), bytes: 0, why });
+            if sweep == GcMode::Remove {
+                self.remove_leftovers(&id)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+pub(crate) fn build_key(template: &TemplateId, build: &BuildId) -> Result<RecordKey, Failure> {
+    key_of([template.as_str(), build.as_str()])
 }
 
 /// A name that a template may have.
@@ -476,13 +512,4 @@ pub fn check_tags(tags: &[String]) -> Result<(), Failure> {
         .hint("use letters, digits, `-`, `_` and `.`")),
         None => Ok(()),
     }
-}
-
-fn read_record<T: DeserializeOwned>(path: &std::path::Path) -> io::Result<T> {
-    let text = sys::fd::read_small(path, RECORD_LEN_MAX)?;
-    Ok(serde_json::from_str(&text)?)
-}
-
-fn write_record(path: &std::path::Path, record: &impl Serialize) -> io::Result<()> {
-    sys::fd::write_whole(path, &serde_json::to_vec(record)?)
 }

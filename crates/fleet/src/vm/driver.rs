@@ -13,7 +13,7 @@ use body::{
     process_driver::without_identity,
     root::RootfsStack,
     snapshot::SnapshotManifest,
-    vm::{self, VmParts, jail::JailSetup},
+    vm::{self, VmParts, jailer::JailSetup},
 };
 use proto::{
     Failure, Kind, Layer, Limits, Size, Spec,
@@ -23,7 +23,7 @@ use proto::{
     vm::{Engine, StartReport, VmMetrics},
 };
 
-use super::{Microvms, boot_snapshot, memory_snapshot, share, vm_failure};
+use super::{Microvms, boot_snapshot, memory_snapshot, shared_mounts, vm_failure};
 
 const CAPABILITIES: Capabilities = Capabilities {
     has: &[Capability::MemorySnapshots, Capability::SharedMounts, Capability::Receipts, Capability::OwnIds],
@@ -70,8 +70,8 @@ impl Driver for Microvms {
     }
 
     fn check(&self, spec: &Spec, _origin: &Origin) -> Result<(), Failure> {
-        share::check(spec)?;
-        share::check_engine(spec, spec.engine.unwrap_or_default())?;
+        shared_mounts::check(spec)?;
+        shared_mounts::check_engine(spec, spec.engine.unwrap_or_default())?;
         self.readiness()
     }
 
@@ -107,7 +107,7 @@ impl Driver for Microvms {
     }
 
     fn check_suspend(&self, spec: &Spec) -> Result<(), Failure> {
-        share::check_freeze(spec)
+        shared_mounts::check_freeze(spec)
     }
 
     fn suspend(&self, dir: &BodyDir, spec: &Spec, running: &RunRecord) -> Result<(), Failure> {

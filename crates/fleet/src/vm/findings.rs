@@ -11,7 +11,7 @@ use proto::{
     vm::{Accelerator, Engine},
 };
 
-use super::{SHARE_TOOL, engines};
+use super::{SHARE_TOOL, hypervisors};
 use crate::Settings;
 
 /// Examines what is set up, and which boot was last seen.
@@ -93,20 +93,20 @@ fn hypervisors(setup: Option<&SetupRecord>, settings: &Settings) -> Vec<DoctorFi
         };
         DoctorFinding { name: which.name().to_owned(), state, detail, fix }
     };
-    engines::report(setup, settings).into_iter().map(finding).collect()
+    hypervisors::report(setup, settings).into_iter().map(finding).collect()
 }
 
 /// What shares directories with machines.
 fn sharing() -> DoctorFinding {
-    let found = body::vm::share::find();
+    let found = body::vm::virtiofsd::find();
     DoctorFinding {
-        name: body::vm::share::VIRTIOFSD.into(),
+        name: body::vm::virtiofsd::VIRTIOFSD.into(),
         state: if found.is_ok() { MechanismStatus::Enforced } else { MechanismStatus::Absent },
         detail: match found {
             Ok(path) => path.display().to_string(),
             Err(_) => "not installed; microVMs share no directory without it".to_owned(),
         },
-        fix: body::vm::share::find().is_err().then(|| SHARE_TOOL.to_owned()),
+        fix: body::vm::virtiofsd::find().is_err().then(|| SHARE_TOOL.to_owned()),
     }
 }
 

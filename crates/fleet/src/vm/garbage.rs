@@ -12,7 +12,7 @@ use std::{
 
 use body::{
     driver::{DriverGarbage, LayerInUse},
-    vm::{SetupRecord, images, jail, setup, share},
+    vm::{SetupRecord, images, jailer, setup, virtiofsd},
 };
 
 use super::{Microvms, boot_snapshot::AGE_MAX};
@@ -92,12 +92,12 @@ impl Microvms {
 
     /// Kernels, hypervisors and initramfs images other than those in use today.
     fn old_parts(&self, dir: &Path, setup: &SetupRecord) -> Vec<PathBuf> {
-        let sharer = share::find().and_then(|program| share::name(&program)).unwrap_or_default();
+        let sharer = virtiofsd::find().and_then(|program| virtiofsd::name(&program)).unwrap_or_default();
         let today =
             [setup.kernel.as_str(), setup.engine.as_str(), &setup::share_modules(&setup.kernel), &sharer];
         let old = |path: &PathBuf| {
             let name = name_of(path);
-            ["kernel-", "engine-", "sharing-", share::PREFIX, jail::PREFIX]
+            ["kernel-", "engine-", "sharing-", virtiofsd::PREFIX, jailer::PREFIX]
                 .iter()
                 .any(|begins| name.starts_with(begins))
                 && !today.contains(&name.as_str())

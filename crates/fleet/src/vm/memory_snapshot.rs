@@ -113,7 +113,7 @@ impl Microvms {
         machine: VmRecord,
         last: impl FnOnce(&VmRecord) -> Result<(), Failure>,
     ) -> Result<VmRecord, Failure> {
-        super::share::check_freeze(spec)?;
+        super::shared_mounts::check_freeze(spec)?;
         let memory = machine.memory.0;
         let (running, paused) = match dir.condition().map_err(|error| failures::dir(&spec.id, error))? {
             ProcessState::Running(running) => (running, false),

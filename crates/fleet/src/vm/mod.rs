@@ -3,13 +3,13 @@
 mod boot_proof;
 mod boot_snapshot;
 mod driver;
-mod engines;
 mod findings;
 mod garbage;
-mod jail;
+mod hypervisors;
+mod jailer_setup;
 mod kvm_probe;
 mod memory_snapshot;
-mod share;
+mod shared_mounts;
 mod suspend;
 
 use std::{
@@ -28,11 +28,12 @@ use proto::{
 };
 
 use serde::Serialize;
+use store::Records;
 
 use crate::{Settings, settings, templates::ProgressFn};
 
 pub(crate) use memory_snapshot::incomplete;
-use share::SHARE_TOOL;
+use shared_mounts::SHARE_TOOL;
 
 /// A kernel that the user brings.
 #[derive(Debug, Clone)]
@@ -77,11 +78,12 @@ struct HypervisorChoice {
 #[derive(Debug, Clone)]
 pub struct Microvms {
     context: Arc<DriverContext>,
+    records: Arc<dyn Records>,
 }
 
 impl Microvms {
-    pub(crate) fn new(context: Arc<DriverContext>) -> Self {
-        Self { context }
+    pub(crate) fn new(context: Arc<DriverContext>, records: Arc<dyn Records>) -> Self {
+        Self { context, records }
     }
 
     fn install(&self) -> MicrovmInstall {
@@ -89,7 +91,7 @@ impl Microvms {
     }
 
     fn settings(&self) -> Result<Settings, Failure> {
-        settings::read(&self.context.data)
+        settings::read(&*self.records)
     }
 
     /// What a benchmark needs to boot the same kernel without Palisade.
@@ -157,7 +159,7 @@ impl Microvms {
             tell("making an image of this host's programs");
         }
         images::of_host(&self.context.launch.programs, &install.dir().join("images")).map_err(vm_failure)?;
-        if vm::share::find().is_err() {
+        if vm::virtiofsd::find().is_err() {
             tell(&format!("directories cannot be shared with microVMs: virtiofsd is not here; {SHARE_TOOL}"));
         }
         Ok(setup)
@@ -192,7 +194,7 @@ impl Microvms {
         disk: Option<PathBuf>,
     ) -> Result<VmParts, Failure> {
         let HypervisorChoice { hypervisor, root, accelerator } = by;
-        engines::fits(spec, images.len())?;
+        hypervisors::fits(spec, images.len())?;
         let install = self.install();
         let start = VmStartMode::Boot {
             kernel: install.kernel(setup),
@@ -222,7 +224,7 @@ impl Microvms {
             return images::of_host(programs, &dir).map_err(vm_failure);
         };
         let named: Vec<_> = base.layers.iter().map(|id| id.as_str()).zip(layers).collect();
-        images::of_layers(programs, &dir, &named, engines::room(spec)).map_err(vm_failure)
+        images::of_layers(programs, &dir, &named, hypervisors::room(spec)).map_err(vm_failure)
     }
 }
 
@@ -279,7 +281,7 @@ fn vm_failure(error: VmError) -> Failure {
         VmError::Missing("apt-get") => {
             Failure::new(Kind::Host, "there is no apt-get here to fetch a kernel with").hint("bring one: pal setup microvm --kernel FILE --modules DIR")
         }
-        VmError::Missing(vm::share::VIRTIOFSD) => share::virtiofsd_missing(),
+        VmError::Missing(vm::virtiofsd::VIRTIOFSD) => shared_mounts::virtiofsd_missing(),
         VmError::Missing("xz") => {
             Failure::new(Kind::Host, "the kernel's modules are packed with xz, which is not here to unpack them").hint("apt-get install xz-utils")
         }

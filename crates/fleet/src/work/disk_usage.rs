@@ -51,7 +51,7 @@ impl GarbageCollector<'_> {
                 add("events", found.len());
             }
         }
-        Ok((shares.into_values().collect(), self.fleet.budget()?))
+        Ok((shares.into_values().collect(), self.fleet.settings().budget()?))
     }
 }
 

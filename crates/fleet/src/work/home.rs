@@ -1,6 +1,6 @@
 //! Homes that outlive their Bodies: what an agent keeps in `$HOME`, for the next Body that asks for it by name.
 //!
-//! A home is a stack of layers. The Body that has it writes to a part of its own upper, as it does everywhere else, so
+//! A home is a record that names a stack of layers. The Body that has it writes to a part of its own upper, as it does everywhere else, so
 //! snapshots and forks hold it, too; when that Body is removed, its part becomes one more layer.
 //!
 //! Invariant: one Body at a time has a home; whoever wants it meanwhile is refused. Two that write would each lose what
@@ -8,7 +8,7 @@
 //! Invariant: a Body that has a home is removed only after what it wrote there is kept, or with `--discard`.
 //! Absent on purpose: caches of package managers. They are part of dependency layers, and would hide newer ones.
 
-use std::{fs, io, os::unix::ffi::OsStrExt, path::PathBuf};
+use std::{fs, io, os::unix::ffi::OsStrExt};
 
 use body::{
     layers::{self, LayerDraft},
@@ -20,10 +20,13 @@ use proto::{
     spec::{HOME, Home},
 };
 use serde::{Deserialize, Serialize};
+use store::RecordTable;
 
-use crate::{Fleet, failures};
+use crate::{
+    Fleet, failures,
+    records::{HOMES, key_of},
+};
 
-const RECORD_LEN_MAX: u64 = 64 << 10;
 /// Most layers of one home: each is a mount of its Body.
 const LAYERS_MAX: usize = 96;
 /// What package managers can have again: paths below the home.
@@ -48,7 +51,7 @@ const CACHES: &[&str] = &[
     "go/pkg",
 ];
 
-/// `homes/NAME.json`, and what callers see of a home.
+/// The record of a home.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HomeRecord {
     /// Its name.
@@ -78,14 +81,10 @@ pub struct Homes<'a> {
 }
 
 impl Homes<'_> {
-    fn homes_dir(&self) -> PathBuf {
-        self.fleet.data.join("homes")
-    }
-
     /// All homes, by name.
     pub fn list(&self) -> Result<Vec<HomeView>, Failure> {
         let mut views = Vec::new();
-        for record in self.records() {
+        for record in self.records()? {
             let size = |id: &LayerId| {
                 layers::read(&self.fleet.templates().layers_dir().join(id.as_str()))
                     .map_or(0, |layer| layer.bytes)
@@ -98,20 +97,20 @@ impl Homes<'_> {
         Ok(views)
     }
 
-    pub(crate) fn records(&self) -> Vec<HomeRecord> {
-        let entries = fs::read_dir(self.homes_dir()).into_iter().flatten().flatten();
-        let records = entries
-            .map(|entry| entry.path())
-            .filter(|path| path.extension().is_some_and(|end| end == "json"));
-        records.filter_map(|path| read(&path).ok()).collect()
+    pub(crate) fn records(&self) -> Result<Vec<HomeRecord>, Failure> {
+        Ok(self.table().values(None)?)
+    }
+
+    fn table(&self) -> RecordTable<'_, HomeRecord> {
+        self.fleet.table(HOMES)
     }
 
     /// Removes a home that no Body has.
     pub fn remove(&self, name: &str) -> Result<(), Failure> {
         check_name(name)?;
         let _lock = self.lock_homes()?;
-        let path = self.homes_dir().join(format!("{name}.json"));
-        if !path.exists() {
+        let key = key_of([name])?;
+        if self.table().get(&key)?.is_none() {
             return Err(Failure::new(Kind::NotFound, format!("there is no home {name}"))
                 .hint("list them: pal home ls"));
         }
@@ -119,8 +118,7 @@ impl Homes<'_> {
             return Err(taken(name, &body));
         }
         self.fleet.log().note(HomeRemoved { home: name.to_owned() })?;
-        fs::remove_file(&path)
-            .map_err(|error| Failure::new(Kind::Host, "cannot remove the home").because(error))?;
+        self.table().remove(&key)?;
         self.fleet.garbage().drop_unused_layers()
     }
 
@@ -131,13 +129,7 @@ impl Homes<'_> {
         if let Some(body) = self.holder(name)? {
             return Err(taken(name, &body));
         }
-        let layers = match read(&self.homes_dir().join(format!("{name}.json"))) {
-            Ok(record) => record.layers,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
-            Err(error) => {
-                return Err(Failure::new(Kind::Host, format!("home {name} cannot be read")).because(error));
-            }
-        };
+        let layers = self.table().get(&key_of([name])?)?.map(|found| found.value.layers).unwrap_or_default();
         if layers.len() >= LAYERS_MAX {
             let full = Failure::new(
                 Kind::Limit,
@@ -199,11 +191,7 @@ impl Homes<'_> {
             layers: [id].into_iter().chain(layers.iter().cloned()).collect(),
             kept_at: store::clock::now(),
         };
-        let text = serde_json::to_vec(&record)
-            .map_err(|error| Failure::new(Kind::Internal, "cannot write the home down").because(error))?;
-        let written = fs::create_dir_all(self.homes_dir())
-            .and_then(|()| sys::fd::write_whole(&self.homes_dir().join(format!("{name}.json")), &text));
-        written.map_err(cannot("cannot write the home down"))
+        Ok(self.table().put(&key_of([name])?, &record)?)
     }
 
     /// Takes a path out of a layer; no link on the way is followed.
@@ -224,9 +212,10 @@ impl Homes<'_> {
         }
     }
 
-    /// One at a time, of all `pal`s on this data.
+    /// Held by one `pal` of this data directory at a time: the Body that has a home is found by the specs of Bodies, which
+    /// no record can hold back.
     fn lock_homes(&self) -> Result<fs::File, Failure> {
-        let dir = self.homes_dir();
+        let dir = self.fleet.data.join("homes");
         let locked =
             fs::create_dir_all(&dir).and_then(|()| fs::File::create(dir.join("lock"))).and_then(|file| {
                 rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive)?;
@@ -234,10 +223,6 @@ impl Homes<'_> {
             });
         locked.map_err(|error| Failure::new(Kind::Host, "cannot lock the homes").because(error))
     }
-}
-
-fn read(path: &std::path::Path) -> io::Result<HomeRecord> {
-    serde_json::from_str(&sys::fd::read_small(path, RECORD_LEN_MAX)?).map_err(io::Error::from)
 }
 
 fn is_empty(dir: &std::path::Path) -> io::Result<bool> {

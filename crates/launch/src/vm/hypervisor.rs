@@ -26,7 +26,7 @@ use tokio::io::AsyncReadExt;
 
 use crate::report::{StepError, StepExt};
 
-use super::{cloud_hypervisor, firecracker, jail, name_of, qemu, sidecar::Sidecar};
+use super::{cloud_hypervisor, firecracker, firecracker_jail, name_of, qemu, sidecar::Sidecar};
 
 /// Most bytes that are kept of a hypervisor's standard error, and of the guest's console where both are one stream.
 const COMPLAINT_LEN_MAX: usize = 16 << 10;
@@ -108,7 +108,7 @@ pub async fn start(vm: &VmPlan, jailer: Option<Sidecar>) -> Result<Box<dyn Hyper
         proto::vm::Engine::Firecracker => firecracker::open(vm, jailer).await,
     };
     let started = started.step(step);
-    if vm.is_jailed() { started.map_err(|error| error.hint(jail::HINT)) } else { started }
+    if vm.is_jailed() { started.map_err(|error| error.hint(firecracker_jail::HINT)) } else { started }
 }
 
 /// A child process. It is killed on drop, or dies with this process.

@@ -11,9 +11,9 @@
 
 mod cloud_hypervisor;
 mod firecracker;
+pub mod firecracker_jail;
 mod http;
 mod hypervisor;
-pub mod jail;
 mod memory;
 mod migration_stream;
 mod open_broker;
@@ -22,8 +22,8 @@ mod qmp;
 mod requests;
 mod save;
 mod scratch;
-pub mod share;
 pub mod sidecar;
+pub mod virtiofs_daemons;
 mod vmm;
 mod vsock;
 
@@ -93,7 +93,7 @@ pub fn mechanisms(vm: &VmPlan, start: &StartReport) -> Vec<Mechanism> {
             ),
         ));
     }
-    held.extend(vm.jailer.as_ref().map(jail::mechanism));
+    held.extend(vm.jailer.as_ref().map(firecracker_jail::mechanism));
     held
 }
 

@@ -25,8 +25,8 @@ use super::{
     VmmInput,
     hypervisor::{self, HypervisorDriver},
     save,
-    share::VirtiofsDaemons,
     sidecar::Sidecar,
+    virtiofs_daemons::VirtiofsDaemons,
 };
 use crate::report::{StepError, StepExt};
 

@@ -45,8 +45,7 @@ words! {
 }
 
 records! {
-    /// The terms on which `pal serve` keeps a Body: `lease.json` of its directory, without the tokens and the
-    /// network settings.
+    /// The terms on which `pal serve` keeps a Body: its lease, without the tokens and the network settings.
     "lease" => LeaseTerms {
         /// The id of the key that created the Body.
         owner?: Option<String>,

@@ -142,7 +142,7 @@ pub async fn upload(
         E2bRefusal::from(Failure::new(Kind::Host, "cannot keep the files").because(error))
     };
     let dir = app.fleet().templates().files_dir(&template);
-    if !dir.parent().is_some_and(std::path::Path::exists) {
+    if app.fleet().templates().find(template.as_str())?.is_none() {
         return Err(E2bRefusal::new(StatusCode::NOT_FOUND, "that template is gone"));
     }
     tokio::fs::create_dir_all(&dir).await.map_err(cannot)?;

@@ -149,7 +149,8 @@ pub fn may_see(caller: &Caller, lease: Option<&Lease>) -> bool {
 pub async fn find(app: &App, caller: &Caller, named: &str) -> Result<(BodyView, Option<Lease>), E2bRefusal> {
     let unknown = || E2bRefusal::no_sandbox(named);
     let id: BodyId = named.parse().map_err(|_| unknown())?;
-    let found = app.blocking(async move |fleet: &Fleet| Ok((fleet.view(&id)?, fleet.lease(&id)?))).await;
+    let found =
+        app.blocking(async move |fleet: &Fleet| Ok((fleet.view(&id)?, fleet.leases().get(&id)?))).await;
     match found {
         Ok((view, lease)) if may_see(caller, lease.as_ref()) => Ok((view, lease)),
         Ok(_) => Err(unknown()),

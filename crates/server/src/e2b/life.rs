@@ -121,9 +121,9 @@ async fn wake_now(
     memory: bool,
 ) -> Result<(BodyView, Option<Lease>, Status), Failure> {
     let was = fleet.status(id)?;
-    let leased = fleet.lease(id)?.is_some();
+    let leased = fleet.leases().get(id)?.is_some();
     if leased {
-        fleet.change_lease(id, |lease| {
+        fleet.leases().change(id, |lease| {
             if was != Status::Running {
                 // Its deadline is set when it goes on.
                 lease.timeout_ms = timeout.as_millis() as u64;
@@ -144,7 +144,7 @@ async fn wake_now(
         }
         Status::Stopped | Status::Dead | Status::Interrupted => fleet.start(id).await?,
     };
-    Ok((view, fleet.lease(id)?, was))
+    Ok((view, fleet.leases().get(id)?, was))
 }
 
 #[derive(Debug, Deserialize)]
@@ -189,7 +189,7 @@ async fn change(
     app: &App,
     caller: &Caller,
     id: &str,
-    change: impl FnOnce(&mut Lease) + Send + 'static,
+    change: impl FnMut(&mut Lease) + Send + 'static,
 ) -> Result<StatusCode, E2bRefusal> {
     let (view, lease) = find(app, caller, id).await?;
     if view.status != Status::Running {
@@ -202,7 +202,7 @@ async fn change(
         ));
     }
     let body = view.id().clone();
-    let lease = app.blocking(async move |fleet: &Fleet| fleet.change_lease(&body, change)).await?;
+    let lease = app.blocking(async move |fleet: &Fleet| fleet.leases().change(&body, change)).await?;
     app.timer().note(view.id(), &lease);
     Ok(StatusCode::NO_CONTENT)
 }

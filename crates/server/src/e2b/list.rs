@@ -115,7 +115,7 @@ async fn select(
     let all = app
         .blocking(async |fleet: &Fleet| {
             let views = fleet.list()?.into_iter().filter(|view| view.spec.life == Life::Kept);
-            Ok(views.map(|view| (fleet.lease(view.id()).ok().flatten(), view)).collect::<Vec<_>>())
+            Ok(views.map(|view| (fleet.leases().get(view.id()).ok().flatten(), view)).collect::<Vec<_>>())
         })
         .await?;
     let mine = all

@@ -31,10 +31,10 @@ pub async fn replace(
     let network = checked(Some(asked.into()), internet)?;
     let body = view.id().clone();
     app.blocking(async move |fleet: &Fleet| {
-        fleet.change_lease(&body, |lease| {
+        fleet.leases().change(&body, |lease| {
             let kept = ["allowPublicTraffic", "maskRequestHost"]
                 .map(|name| (name, lease.network.get(name).cloned()));
-            lease.network = network;
+            lease.network = network.clone();
             for (name, value) in kept {
                 if let (Some(fields), Some(value)) = (lease.network.as_object_mut(), value) {
                     fields.insert(name.to_owned(), value);

@@ -140,7 +140,8 @@ async fn list(
 ) -> Result<Json<Page<Body>>, V1Refusal> {
     let app = state.0;
     let bodies = app.blocking(async move |fleet: &Fleet| {
-        let views = fleet.list()?.into_iter().map(|view| (fleet.lease(view.id()).ok().flatten(), view));
+        let views =
+            fleet.list()?.into_iter().map(|view| (fleet.leases().get(view.id()).ok().flatten(), view));
         Ok(views
             .filter(|(lease, _)| may_see(&caller, lease.as_ref()))
             .map(|(lease, view)| Body::new(view, lease))
@@ -278,7 +279,7 @@ pub fn own(fleet: &Fleet, caller: &Caller, id: &BodyId) -> Result<(BodyView, Opt
     let view = fleet
         .view(id)
         .map_err(|failure| if failure.kind == Kind::NotFound { no_body(id.as_str()) } else { failure })?;
-    let lease = fleet.lease(id)?;
+    let lease = fleet.leases().get(id)?;
     if !may_see(caller, lease.as_ref()) {
         return Err(no_body(id.as_str()));
     }
@@ -299,7 +300,7 @@ where
     let body = app.blocking(async move |fleet: &Fleet| {
         own(fleet, &caller, &id)?;
         let view = act(fleet, &id).await?;
-        let lease = fleet.lease(&id)?;
+        let lease = fleet.leases().get(&id)?;
         Ok(Body::new(view, lease))
     });
     Ok(Json(body.await?))
@@ -440,10 +441,13 @@ async fn fork(
     let spec = owned(&app, &caller, &id).await?;
     let admitted = limits::admit_forks(&app, &caller, &spec, count).await?;
     let forks = app.blocking(async move |fleet: &Fleet| {
-        let terms = fleet.lease(&id)?.map(fork_terms).transpose()?;
+        let terms = fleet.leases().get(&id)?.map(fork_terms).transpose()?;
         let views = fleet.fork_leased(&id, count, terms).await?;
         drop(admitted);
-        views.into_iter().map(|view| fleet.lease(view.id()).map(|lease| Body::new(view, lease))).collect()
+        views
+            .into_iter()
+            .map(|view| fleet.leases().get(view.id()).map(|lease| Body::new(view, lease)))
+            .collect()
     });
     Ok((StatusCode::CREATED, Json(ForkedBodies { items: forks.await? })))
 }
@@ -474,7 +478,7 @@ async fn access(
     let body = state.0.blocking(async move |fleet: &Fleet| {
         let (view, _) = own(fleet, &caller, &id)?;
         let token = token_for(asked.ports)?;
-        let lease = fleet.change_lease(&id, |lease| lease.traffic_token = token)?;
+        let lease = fleet.leases().change(&id, |lease| lease.traffic_token = token.clone())?;
         Ok(Body::new(view, Some(lease)))
     });
     Ok(Json(body.await?))

@@ -62,7 +62,7 @@ impl Artifacts for Store {
                 continue;
             }
             for (sha256, path) in entries(&dir)? {
-                // Whatever else lies here is not ours, and what is gone meanwhile was removed by somebody.
+                // Other files here are not ours; a file that is gone meanwhile was removed by another process.
                 let Ok(file) = path.symlink_metadata() else { continue };
                 if is_sha256(&sha256) && sha256.starts_with(&name) && file.is_file() {
                     found.push(ArtifactRef { sha256, bytes: file.len() });
@@ -91,7 +91,7 @@ impl Artifacts for Store {
                 continue;
             }
             let Ok(file) = File::open(&path) else { continue };
-            // Locked: somebody is writing it.
+            // A locked file is being written.
             if file.try_lock().is_ok() {
                 bytes += file.metadata().map_or(0, |file| file.len());
                 remove(&path)?;
@@ -155,7 +155,7 @@ impl ArtifactSink for FileSink {
         made.map_err(|source| fault(&path, source))?;
         unfinished.forget();
         if durability == Durability::Power {
-            // The name, and the directories above it, which may be new, whoever made them.
+            // The name, and the directories above it, which may be new.
             for dir in path.ancestors().skip(1).take(3) {
                 File::open(dir).and_then(|dir| dir.sync_all()).map_err(|source| fault(dir, source))?;
             }
@@ -187,7 +187,7 @@ impl PartialArtifact {
 impl Drop for PartialArtifact {
     fn drop(&mut self) {
         if !self.0.as_os_str().is_empty() {
-            // Nobody is left to be told; the next sweep finds it.
+            // A failure has no caller to report to; the next sweep finds the file.
             let _ = fs::remove_file(&self.0);
         }
     }

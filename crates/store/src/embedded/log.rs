@@ -281,7 +281,7 @@ fn unsealed_heads(
     let mut heads = Vec::new();
     for found in rows {
         let (chain, seq, hash) = found?;
-        // A name that is no chain was written by somebody else; `verify` shows it.
+        // A name that is no chain was written by another program; `verify` shows it.
         if let Ok(chain) = chain.parse() {
             heads.push(SealedHead { chain, seq, hash });
         }

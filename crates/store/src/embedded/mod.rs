@@ -1,4 +1,4 @@
-//! The embedded store: the event log on SQLite and artifacts in files, in one data directory.
+//! The embedded store: the event log and the records on SQLite, artifacts in files, in one data directory.
 //!
 //! Invariant: several processes may use one data directory; SQLite's write lock orders the appends.
 
@@ -7,6 +7,7 @@ mod error;
 mod log;
 mod open;
 mod read;
+mod records;
 mod row;
 mod schema;
 mod verify;
@@ -21,6 +22,7 @@ use proto::NodeId;
 use rusqlite::Connection;
 
 pub use open::{Durability, DurabilityError, FILE, OpenError};
+pub use records::EmbeddedRecords;
 pub use schema::SCHEMA_VERSION;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,7 +51,7 @@ impl Store {
         Ok(Self::new(connection, path, OpenMode::ReadWrite, ArtifactDir::new(dir, durability)))
     }
 
-    /// Opens the store in `dir` for reading; writes nothing that anybody would miss.
+    /// Opens the store in `dir` for reading, and writes no event.
     pub fn open_read_only(dir: &Path) -> Result<Store, OpenError> {
         let path = dir.join(FILE);
         let connection = open::read_only(&path)?;

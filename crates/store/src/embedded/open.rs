@@ -1,10 +1,11 @@
-//! Opening the database of the log, and making it where there is none.
+//! Opens the database of the log, creates it where there is none, and brings an earlier version up to date.
 //!
 //! Invariant: a database is ours only with our application id, and readable only with our version or an older one.
-//! Invariant: making one may be interrupted anywhere, also by `kill -9`; whoever opens next finishes it.
+//! Invariant: creating or migrating one may be interrupted anywhere, also by `kill -9`; the next process that opens it
+//! does the rest.
 //! Invariant: the file is never opened but through SQLite once it exists: closing any descriptor of it would drop
 //! the POSIX locks that SQLite holds on it in this process.
-//! Trust: the file may have been written by anybody. Nothing in its schema is run: no trigger, no view, no function.
+//! Trust: any program may have written the file. Nothing in its schema is run: no trigger, no view, no function.
 
 use std::{
     fmt,
@@ -34,17 +35,17 @@ const BUSY_WAIT: Duration = Duration::from_secs(10);
 /// Version 1 of the schema allowed 1 MiB of data.
 const ROW_LEN_MAX: i32 = 1024 * 1024 + 64 * 1024;
 
-/// Small pages: a commit touches three of them whatever their size, and each is written and summed whole. Measured
+/// Small pages: a commit touches about six of them whatever their size, and each is written and summed whole. Measured
 /// against 4096: appends a tenth faster, a write-back at 1000 pages in half the time, a file as long; reading the WAL
 /// at open costs the same, because there are a few more pages of it.
 const PAGE_LEN: u32 = 1024;
 /// When the WAL is written back as a store is closed.
 ///
-/// Whoever opens the log while nobody else has it open reads the whole WAL: about 1.2 µs a page, so 1.2 ms at the 1000
+/// The first process that opens the log reads the whole WAL: about 1.2 µs a page, so 1.2 ms at the 1000
 /// pages where SQLite itself would write back. Writing back waits for the disk (twice, about 1.3 ms on a virtual disk). One
-/// `pal run` adds about 13 pages; so an open reads 100 on average, and one run in 15 waits for the disk, after its
+/// `pal run` adds about 30 pages; so an open reads 100 on average, and one run in 7 waits for the disk, after its
 /// work is done. SQLite's own 1000 pages stay as they are for processes that live long: there the commit that reaches
-/// them waits, about 2 ms once in 250 events.
+/// them waits, about 2 ms once in 160 events.
 pub(crate) const WAL_LEN_TIDY: u64 = 200 * PAGE_LEN as u64;
 
 /// What an acknowledged event survives.
@@ -137,7 +138,7 @@ pub enum OpenError {
         /// The file.
         path: PathBuf,
     },
-    /// Somebody holds it.
+    /// Another process holds it.
     #[error("the event log {path} stayed locked for {} s", BUSY_WAIT.as_secs())]
     Busy {
         /// The file.
@@ -159,7 +160,7 @@ pub(crate) fn read_write(path: &Path, durability: Durability) -> Result<Connecti
     let fail = |source| explain(path, Access::READ_OK | Access::WRITE_OK, source);
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE;
     let connection = match raw(path, flags) {
-        // Missing then, and perhaps made by somebody else since.
+        // Missing then; another process may have created it since.
         Err(error) if is_code(&error, ErrorCode::CannotOpen) => {
             if is_missing(path) {
                 make_file(path)?;
@@ -215,7 +216,7 @@ pub(crate) fn wal_len(path: &Path) -> u64 {
     Path::new(&wal).metadata().map_or(0, |found| found.len())
 }
 
-/// Moves all of the WAL into the database and empties it, unless that would mean to wait for somebody.
+/// Moves all of the WAL into the database and empties it, unless another process uses it.
 pub(crate) fn write_back(connection: &Connection) -> Result<(), Error> {
     connection.busy_timeout(Duration::ZERO)?;
     let done = connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()));
@@ -256,7 +257,7 @@ fn raw(path: &Path, flags: OpenFlags) -> Result<Connection, Error> {
     // A checkpoint at close would make the last process to leave wait for the disk, which is each single `pal run`.
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
     // Our schema has no trigger, no view, no expression with a function and no foreign key; a schema that has is
-    // somebody's trap. Foreign keys are therefore left as they are: there is nothing that the setting could reach.
+    // a trap. Foreign keys are therefore left as they are: there is nothing that the setting could reach.
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_TRIGGER, false)?;
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_VIEW, false)?;
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_TRUSTED_SCHEMA, false)?;

@@ -2,7 +2,7 @@
 //!
 //! Invariant: `data` is stored as the canonical text that is hashed, so the hash of what is read is the hash of what
 //! was written. `v` has no column: the chain says which version of the envelope its events have.
-//! Trust: a row may have been changed by anybody; what is not an event is an error, never a guess.
+//! Trust: any program may have changed a row; a row that is no event is an error, never a guess.
 
 use proto::{
     BodyId, ChainId, Event,

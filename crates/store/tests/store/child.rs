@@ -16,7 +16,8 @@ const ROLE: &str = "PALISADE_STORE_ROLE";
 const DIR: &str = "PALISADE_STORE_DIR";
 /// What a child says when it has played its role.
 pub const DONE: &str = "role done";
-const ACKNOWLEDGED: &str = "acknowledged ";
+/// Before what a child says is stored: a number and a word.
+pub const ACKNOWLEDGED: &str = "acknowledged ";
 
 /// Where a child runs.
 #[derive(Clone, Copy)]
@@ -145,6 +146,7 @@ fn a_child_plays_its_role() {
             let (durability, times) = how.split_once(' ').unwrap();
             append(&Store::open(dir, durability.parse().unwrap()).unwrap(), times.parse().unwrap());
         }
+        Some(("records", part)) => crate::records::play(dir, part),
         Some(("lives", lives)) => crate::power::live(dir, lives),
         _ => crate::trouble::play(&role, dir),
     }

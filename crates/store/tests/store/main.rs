@@ -9,6 +9,7 @@ mod crash;
 mod disk;
 mod migrate;
 mod power;
+mod records;
 mod scene;
 mod seals;
 mod tamper;

@@ -109,6 +109,11 @@ impl Random {
         let given = std::env::var("PALISADE_SEED").ok().map(|seed| seed.parse().unwrap());
         let seed = given.unwrap_or_else(|| RandomState::new().hash_one(1) | 1);
         println!("PALISADE_SEED={seed}");
+        Self::from_seed(seed)
+    }
+
+    /// Numbers from a seed that is not 0.
+    pub fn from_seed(seed: u64) -> Self {
         Self(seed)
     }
 

@@ -29,9 +29,10 @@ use self::{
     },
 };
 use super::{
+    firecracker_jail,
     http::{ApiRequest, HypervisorApi},
     hypervisor::{ChildProcess, DriverFuture, HypervisorDriver, OutputTail, spawn},
-    jail, scratch,
+    scratch,
     sidecar::Sidecar,
     vsock,
 };
@@ -61,8 +62,8 @@ pub async fn open(vm: &VmPlan, jailer: Option<Sidecar>) -> io::Result<Box<dyn Hy
     let metrics = File::options().read(true).write(true).create(true).truncate(true).open(METRICS)?;
     let (mut process, said, complained) = match jailer {
         Some(jailer) => {
-            std::os::unix::fs::fchown(&metrics, Some(jail::ID), Some(jail::ID))?;
-            let (process, said) = jail::released(jailer).await?;
+            std::os::unix::fs::fchown(&metrics, Some(firecracker_jail::ID), Some(firecracker_jail::ID))?;
+            let (process, said) = firecracker_jail::released(jailer).await?;
             (process, said.clone(), said)
         }
         None => start_unjailed(vm)?,
@@ -98,7 +99,7 @@ fn start_unjailed(vm: &VmPlan) -> io::Result<(ChildProcess, OutputTail, OutputTa
     let (say, hear) = OutputTail::pipe()?;
     let (complain, complaints) = OutputTail::pipe()?;
     let mut command = Command::new(&vm.program);
-    command.args(arguments()).args(["--id", jail::NAME]).env_clear();
+    command.args(arguments()).args(["--id", firecracker_jail::NAME]).env_clear();
     command.stdin(Stdio::null()).stdout(say).stderr(complain);
     let process = spawn(command, || Ok(()))?;
     Ok((process, OutputTail::read_in_background(hear), OutputTail::read_in_background(complaints)))

@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 
 use body::vm::{
     SetupRecord,
-    jail::{self, JAILER, JailSetup},
+    jailer::{self, JAILER, JailSetup},
 };
 use proto::{Failure, Kind, vm::Engine};
 
-use super::{Microvms, engines::version, vm_failure};
+use super::{Microvms, hypervisors::version, vm_failure};
 use crate::{Setting, settings::NONE};
 
 /// Where to get it.
@@ -31,7 +31,7 @@ impl Microvms {
         let place = install.jail(&jailer, programs).map_err(vm_failure)?;
         if !place.exists() {
             let version = version(JAILER, &jailer, GET_IT)?;
-            if !jail::is_whole(&jailer) {
+            if !jailer::is_whole(&jailer) {
                 return Err(Failure::new(Kind::Host, format!("{} needs libraries", jailer.display()))
                     .because("a jailer leaves the root in which they are before it has done its work")
                     .hint("take one that was linked statically, as those of releases are")
@@ -39,7 +39,7 @@ impl Microvms {
             }
             install.make_jail(&place, &jailer, programs, &version).map_err(vm_failure)?;
         }
-        jail::of(place, &firecracker).map(Some).map_err(vm_failure)
+        jailer::of(place, &firecracker).map(Some).map_err(vm_failure)
     }
 
     /// Where it is, or why it is not used.
@@ -56,7 +56,7 @@ impl Microvms {
             Some(named) => {
                 Err(Failure::new(Kind::NotFound, format!("there is no jailer {}", named.display())).hint(GET_IT))
             }
-            None => Ok(jail::find(firecracker).ok_or_else(|| format!("Firecracker's is not here: {GET_IT}"))),
+            None => Ok(jailer::find(firecracker).ok_or_else(|| format!("Firecracker's is not here: {GET_IT}"))),
         }
     }
 }

@@ -58,7 +58,7 @@ impl Microvms {
         };
         self.install().remember(which, &known).map_err(vm_failure)?;
         if let Some(jail) = self.jail_of(which, &self.install().setup().map_err(vm_failure)?)? {
-            say(&super::jail::said(&jail));
+            say(&super::jailer_setup::said(&jail));
         }
         say(&format!("trying whether the processor runs machines under {which}"));
         known.verdict = Some(self.probe_engine(which)?);
@@ -72,7 +72,7 @@ impl Microvms {
         let (accelerator, why) = match self.try_engine(&setup, which) {
             Ok(()) => (Accelerator::Kvm, "a machine was booted with it".to_owned()),
             // That says nothing of the processor.
-            Err(failure) if super::jail::is_its_fault(&failure) => return Err(failure),
+            Err(failure) if super::jailer_setup::is_its_fault(&failure) => return Err(failure),
             Err(failure) => (Accelerator::Emulated, super::kvm_probe::first_line(&failure)),
         };
         Ok(KvmVerdict { accelerator, why, boot_id })

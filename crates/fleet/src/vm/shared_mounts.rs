@@ -2,7 +2,7 @@
 //!
 //! Invariant: a machine with one boots; its memory is never frozen, for what shares the directory cannot be frozen with it.
 
-use body::vm::share::SHARES_MAX;
+use body::vm::virtiofsd::SHARES_MAX;
 use proto::{Failure, Kind, Spec, vm::Engine};
 
 /// Refuses mounts that cannot be shared with a microVM.

@@ -26,7 +26,7 @@ use super::{VmError, VmStepExt, find_tool, run};
 
 /// A driver that some microVM needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Driver {
+pub struct KernelDriver {
     /// Its name, with `_` where file names may have `-`.
     pub name: &'static str,
     /// Which microVMs load it.
@@ -57,12 +57,12 @@ pub enum Need {
     Nothing,
 }
 
-const fn driver(name: &'static str, set: DriverSet, need: Need) -> Driver {
-    Driver { name, set, need }
+const fn driver(name: &'static str, set: DriverSet, need: Need) -> KernelDriver {
+    KernelDriver { name, set, need }
 }
 
 /// Every driver that is looked for in a kernel.
-pub const DRIVERS: &[Driver] = &[
+pub const DRIVERS: &[KernelDriver] = &[
     driver("virtio_mmio", DriverSet::Base, Need::Boot),
     driver("virtio_blk", DriverSet::Base, Need::Boot),
     driver("virtio_console", DriverSet::Base, Need::Boot),
@@ -99,12 +99,12 @@ impl DriverRecord {
 
     /// A driver that the kernel lacks and that a microVM under this hypervisor, with these sets, cannot run without.
     pub fn missing_for(&self, engine: Engine, sets: &[DriverSet]) -> Option<&'static str> {
-        let needs = |driver: &&Driver| match driver.need {
+        let needs = |driver: &&KernelDriver| match driver.need {
             Need::Boot => true,
             Need::Engine(which) => sets.contains(&driver.set) && which.is_none_or(|which| which == engine),
             Need::Nothing => false,
         };
-        let lacks = |driver: &&Driver| self.lacking.iter().any(|name| name == driver.name);
+        let lacks = |driver: &&KernelDriver| self.lacking.iter().any(|name| name == driver.name);
         DRIVERS.iter().filter(needs).find(lacks).map(|driver| driver.name)
     }
 }
@@ -182,7 +182,7 @@ impl ModuleTree {
     }
 
     /// The modules of these drivers and of all that they depend on, without those that are loaded before.
-    pub fn load_order(&self, drivers: &[Driver], before: &[Module]) -> Result<LoadOrder, VmError> {
+    pub fn load_order(&self, drivers: &[KernelDriver], before: &[Module]) -> Result<LoadOrder, VmError> {
         let done = before.iter().map(|module| module.name.clone()).collect();
         let mut walk = DependencyWalk { tree: self, done, under_way: Vec::new(), found: Vec::new() };
         let mut lacking = Vec::new();
@@ -453,7 +453,7 @@ mod tests {
             Self(dir)
         }
 
-        fn order(&self, drivers: &[Driver]) -> Result<LoadOrder, VmError> {
+        fn order(&self, drivers: &[KernelDriver]) -> Result<LoadOrder, VmError> {
             ModuleTree::read(&self.0).unwrap().load_order(drivers, &[])
         }
     }
@@ -464,11 +464,11 @@ mod tests {
         }
     }
 
-    const fn needed(name: &'static str) -> Driver {
+    const fn needed(name: &'static str) -> KernelDriver {
         driver(name, DriverSet::Base, Need::Boot)
     }
 
-    const fn optional(name: &'static str) -> Driver {
+    const fn optional(name: &'static str) -> KernelDriver {
         driver(name, DriverSet::Base, Need::Nothing)
     }
 
