@@ -228,15 +228,12 @@ impl<'a> Execs<'a> {
 
 /// Waits a moment for the end of a guest whose connection broke; says whether it has ended.
 async fn wait_end(running: &RunRecord) -> bool {
-    let is_alive = || body::dir::alive(running.pid, running.ticks).is_some();
-    let deadline = Instant::now() + END_WAIT;
-    while is_alive() {
-        if Instant::now() >= deadline {
-            return false;
+    let ended = async {
+        while body::dir::alive(running.pid, running.ticks).is_some() {
+            tokio::time::sleep(LOOK_EVERY).await;
         }
-        tokio::time::sleep(LOOK_EVERY).await;
-    }
-    true
+    };
+    tokio::time::timeout(END_WAIT, ended).await.is_ok()
 }
 
 fn check_request(request: &ExecRequest) -> Result<(), Failure> {
