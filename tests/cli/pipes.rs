@@ -64,6 +64,21 @@ cli_test! {
 }
 
 cli_test! {
+    /// A shell's `$(…)` ends when every writer of its pipe is gone: a kept Body must not hold one that `pal` inherited.
+    fn a_kept_body_holds_no_descriptor_of_its_caller(pal) {
+        let script = r#"read_by_shell=$("$0" create 9>&1 >"$1")"#;
+        let mut command = std::process::Command::new("timeout");
+        let envs = pal.command(["unused"]);
+        let id = pal.dir().join("id");
+        command.args(["20", "bash", "-c", script]).arg(crate::pal::program()).arg(&id);
+        command.env_clear().envs(envs.get_envs().filter_map(|(k, v)| Some((k, v?))));
+        let said = said(command.stdin(std::process::Stdio::null()).output().unwrap());
+        assert_eq!(said.code, 0, "{said:?}");
+        pal.ok(&format!("rm --force {}", std::fs::read_to_string(id).unwrap().trim()));
+    }
+}
+
+cli_test! {
     fn a_command_of_any_length_is_the_first(pal) {
         // Short commands start before the guest serves connections; longer ones arrive in pieces.
         for len in [0, 3_000, 4_000, 5_000, 60_000] {

@@ -54,6 +54,8 @@ pub enum ForkTiming {
 
 /// Forks, reads the plan from standard input, creates the Body, reports on standard output, and supervises it.
 pub fn launch_and_supervise(when: ForkTiming) -> ExitCode {
+    // The supervisor outlives its `pal`: a pipe or lock that the caller of `pal` left open must not live as long as the Body.
+    let _ = sys::fd::close_from(3);
     // Leaves the session of the creating `pal`, so that its terminal's signals do not arrive here.
     let _ = rustix::process::setsid();
     let _ = sys::process::set_name(c"pal-supervisor");
