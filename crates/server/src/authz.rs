@@ -34,7 +34,7 @@ pub fn may_see_snapshot(fleet: &Fleet, caller: &Caller, snapshot: &SnapshotView)
 
 /// Snapshots that a caller may know of.
 pub fn snapshots(fleet: &Fleet, caller: &Caller) -> Result<Vec<SnapshotView>, Failure> {
-    Ok(fleet.snapshots()?.into_iter().filter(|view| may_see_snapshot(fleet, caller, view)).collect())
+    Ok(fleet.snapshots().list()?.into_iter().filter(|view| may_see_snapshot(fleet, caller, view)).collect())
 }
 
 /// Lets a caller make Bodies of what it may see; everything else is not there.
@@ -45,7 +45,7 @@ pub fn usable(fleet: &Fleet, caller: &Caller, asked: &str) -> Result<(), Failure
     let seen = match fleet.templates().find(asked)? {
         Some(template) => may_see_template(caller, &template),
         // What is no snapshot either is told by whoever makes the Body.
-        None => fleet.find_snapshot_view(asked).is_none_or(|view| may_see_snapshot(fleet, caller, &view)),
+        None => fleet.snapshots().find_view(asked).is_none_or(|view| may_see_snapshot(fleet, caller, &view)),
     };
     if seen {
         Ok(())

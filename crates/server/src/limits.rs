@@ -208,7 +208,7 @@ impl QuotaShare {
 
 /// Lets a caller make a Body, or says why not and when to come again.
 pub async fn admit(app: &App, caller: &Caller, create: &Create) -> Result<CreatePermit, Failure> {
-    let limits = app.fleet().limits(create)?;
+    let limits = app.fleet().creator().limits(create)?;
     let share = QuotaShare {
         bodies: 1,
         cpu_milli: limits.cpu_milli.into(),

@@ -258,7 +258,7 @@ pub async fn fork(
     let admitted = limits::admit_forks(&app, &caller, &view.spec, count).await?;
     let (body, terms) = (view.id().clone(), lease.clone());
     let making = async move |fleet: &Fleet| {
-        let made = fleet.fork_leased(&body, count, Some(terms)).await;
+        let made = fleet.snapshots().fork_leased(&body, count, Some(terms)).await;
         // Not before: whoever asked may be gone, and the forks are made all the same.
         drop(admitted);
         made
