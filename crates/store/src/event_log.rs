@@ -239,6 +239,8 @@ pub enum ChainBreach {
         /// The seal: its place in the node's chain.
         seal: u64,
     },
+    /// The last seal is not there.
+    Seal,
     /// The log has more or fewer events than were stored.
     Count {
         /// How many there are.
@@ -272,6 +274,7 @@ impl fmt::Display for ChainBreach {
             ChainBreach::Resealed { seal } => {
                 write!(f, "the event is not the one that seal {seal} of the node names")
             }
+            ChainBreach::Seal => f.write_str("the last seal of the log is missing"),
             ChainBreach::Count { found, stored } => {
                 write!(f, "there are {found} events, and {stored} were stored")
             }

@@ -133,8 +133,8 @@ pub(super) struct LogState {
     pub node: NodeId,
     /// Position of the last event.
     pub pos: u64,
-    /// All events up to this position are sealed.
-    sealed_pos: u64,
+    /// All events up to this position are sealed. The event there is of the node's chain; 0 before the first seal.
+    pub sealed_pos: u64,
     /// When the last seal was written, or the log created.
     sealed_at_ms: i64,
 }
