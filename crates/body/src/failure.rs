@@ -1,4 +1,4 @@
-//! Errors of this crate, as a person or a client meets them.
+//! Errors of this crate in the form for users and clients.
 
 use proto::{BodyId, Failure, Kind, launch::FailedKind};
 
@@ -7,7 +7,7 @@ use crate::{dir::DirError, process::ProcessError, snapshot::SnapshotError};
 /// A record of a Body that cannot be used.
 pub fn dir(id: &BodyId, error: DirError) -> Failure {
     match &error {
-        // A directory without a spec is half made or half removed, and no Body.
+        // A directory without a spec is half created or half removed, and not a Body.
         DirError::Read { name: "spec.json", source } if source.kind() == std::io::ErrorKind::NotFound => {
             return Failure::new(Kind::NotFound, format!("there is no Body {id}")).hint("list them: pal ls");
         }
