@@ -187,7 +187,7 @@ impl ExtensionHeaders {
     fn entry(self, header: &Header, dialect: Dialect) -> Result<Option<LayerEntry>, ArchiveError> {
         let size = header.entry_size().map_err(ArchiveError::Read)?;
         if self.size.is_some_and(|said| said != size) {
-            return Err(ArchiveError::Refused("an entry of two sizes".into()));
+            return Err(ArchiveError::Refused("an entry with two sizes".into()));
         }
         let raw = self.path.unwrap_or_else(|| header.path_bytes().into_owned());
         let mut path = clean(&raw)?;

@@ -5,16 +5,16 @@
 //! [`missing`] makes the one error for a missing capability.
 //!
 //! ```text
-//! limits, engine, check        before anything exists: what the Body gets, or why it cannot be had
-//! prepare                      spec + root + origin → a recipe: disks, images and programs that a start needs
+//! limits, engine, check        before anything exists: the limits and engine of the Body, or an error
+//! prepare                      spec + root + origin → a recipe: the disks, images and programs of a start
 //! Recipe::begin                recipe + directory → a supervisor that starts the guest
 //! pause, resume, kill          on the Body's processes
-//! snapshot, suspend            what is kept of a Body when it is frozen
+//! snapshot, suspend            save a frozen Body's files or memory
 //! pool_shape, assign           Bodies that are started before a caller asks for one
-//! readiness, examine, garbage  what this host has for the layer
+//! readiness, examine, garbage  the state of the layer on this host
 //! ```
 //!
-//! Invariant: `check` refuses all that can be refused before a directory, an id or an event of the Body exists.
+//! Invariant: `check` finds every error that can be found before a directory, an id or an event of the Body exists.
 //! Invariant: a recipe may be used for many Bodies, by several threads.
 //! Absent on purpose: events and leases. A driver returns what happened, and `fleet` records it.
 
@@ -154,11 +154,11 @@ pub struct LimitRequest {
     pub pids: Option<u32>,
     /// Private upper.
     pub disk: Option<Size>,
-    /// Files and directories in the private upper; follows the disk if none.
+    /// Files and directories in the private upper; none derives it from the disk size.
     pub inodes: Option<u64>,
     /// Open files of one process.
     pub files: Option<u32>,
-    /// Life of the Body.
+    /// The longest run of the Body.
     pub wall: Option<Duration>,
     /// Output kept for the log, for each exec.
     pub output: Option<Size>,

@@ -51,7 +51,7 @@ mod tests {
     #[test]
     fn an_incomplete_restore_is_known_by_its_kind_and_not_by_words() {
         let failed = |kind| proto::launch::LaunchFailure {
-            step: "thaw the machine".into(),
+            step: "restore the microVM".into(),
             cause: format!("{}: x", proto::failure::RESTORE_INCOMPLETE),
             hint: None,
             kind,

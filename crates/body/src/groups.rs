@@ -123,7 +123,7 @@ impl CgroupMaker<'_> {
 
     fn make_v1(&self, mounts: &CgroupMounts, made: &mut CgroupSetup) {
         if mounts.v1.is_empty() {
-            made.refusal = Some("this host has no cgroups that can be used".into());
+            made.refusal = Some("this host has no usable cgroups".into());
             return;
         }
         let memory = self.limits.memory.0.to_string();
@@ -198,7 +198,7 @@ impl CgroupMaker<'_> {
 
     fn cpu_record(&self, by: &str) -> Mechanism {
         let milli = self.limits.cpu_milli;
-        Mechanism::enforced("cpu limit", format!("{}.{:03} processors by {by}", milli / 1000, milli % 1000))
+        Mechanism::enforced("cpu limit", format!("{}.{:03} CPUs by {by}", milli / 1000, milli % 1000))
     }
 
     /// The parent of our cgroups: for root the top of the hierarchy, for an ordinary user the user's own
@@ -209,7 +209,8 @@ impl CgroupMaker<'_> {
             write_kernel(&root.join("cgroup.subtree_control"), WANTED)?;
             return Ok(root.to_owned());
         }
-        let own = sys::cgroup::own_v2().ok_or_else(|| io::Error::other("this process is in no v2 group"))?;
+        let own = sys::cgroup::own_v2()
+            .ok_or_else(|| io::Error::other("this process is in no cgroup of version 2"))?;
         // A cgroup that holds processes cannot delegate controllers, so all processes in it first move to a
         // child group: this process, its launcher, and other processes in the group that was delegated to
         // this user.
@@ -287,14 +288,14 @@ impl CgroupMaker<'_> {
         if self.whole_host() {
             mechanisms.push(Mechanism::enforced(
                 "cpu limit",
-                format!("all {} processors of this host, as asked", self.cpus),
+                format!("all {} CPUs of this host, as requested", self.cpus),
             ));
         } else if !made.cpu {
             let count = self.limits.cpu_milli.div_ceil(1000);
             cpus = Some(count);
             mechanisms.push(Mechanism::degraded(
                 "cpu limit",
-                format!("starts on {count} processors, but may choose others: {why}"),
+                format!("starts on {count} CPUs, but may choose others: {why}"),
             ));
         }
         mechanisms.push(if made.freezer {

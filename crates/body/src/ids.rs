@@ -184,7 +184,7 @@ pub fn record(data: &Path, body: &BodyId, ids: &Ids) -> Mechanism {
             Mechanism::degraded(
                 name,
                 format!(
-                    "host ids {} and {} more are this Body's among those of its data directory, but those of another may have them too: no claim can be written below /run",
+                    "no other Body of this data directory has host ids {} and {} more, but Bodies of another data directory may: no claim can be written below /run",
                     only.outside,
                     only.count - 1
                 ),
@@ -192,7 +192,7 @@ pub fn record(data: &Path, body: &BodyId, ids: &Ids) -> Mechanism {
         }
         [only] if only.count > 1 => Mechanism::enforced(
             name,
-            format!("host ids {} and {} more are this Body's alone", only.outside, only.count - 1),
+            format!("host ids {} and {} more belong to this Body alone", only.outside, only.count - 1),
         ),
         [_] => Mechanism::degraded(
             name,
@@ -209,16 +209,16 @@ pub fn record(data: &Path, body: &BodyId, ids: &Ids) -> Mechanism {
 pub fn groups_record(ids: &Ids) -> Mechanism {
     let name = "groups";
     if ids.has_root() {
-        return Mechanism::enforced(name, "none of the host's groups is held inside");
+        return Mechanism::enforced(name, "no process inside has a group of the host");
     }
     let own = rustix::process::getgid();
     match rustix::process::getgroups().unwrap_or_default().iter().filter(|group| **group != own).count() {
-        0 => Mechanism::enforced(name, "the Body's `user` holds your own group and no other"),
+        0 => Mechanism::enforced(name, "the Body's `user` has your own group and no other"),
         // The kernel does not let an unprivileged process drop groups, because groups can also deny access.
         held => Mechanism::degraded(
             name,
             format!(
-                "{held} more groups of yours are held inside, though by no name: only subordinate ids let them be dropped"
+                "processes inside keep {held} more of your groups, without names: dropping them needs subordinate ids"
             ),
         ),
     }

@@ -328,10 +328,10 @@ fn upper_mechanisms(spec: &Spec) -> Vec<Mechanism> {
     let limits = &spec.limits;
     match spec.life {
         Life::Run => vec![
-            Mechanism::enforced("disk limit", format!("{} in memory of its own", limits.disk)),
+            Mechanism::enforced("disk limit", format!("{} in a tmpfs of its own", limits.disk)),
             Mechanism::enforced(
                 "inode limit",
-                format!("{} files and directories in memory of its own", limits.inodes),
+                format!("{} files and directories in a tmpfs of its own", limits.inodes),
             ),
         ],
         Life::Kept => vec![
@@ -369,9 +369,9 @@ fn wall_record(limits: &Limits) -> Mechanism {
     match limits.wall_ms {
         Some(ms) => Mechanism::enforced(
             "time limit",
-            format!("{ms} ms by its keeper, which no process of the Body can reach"),
+            format!("{ms} ms by its supervisor, which no process of the Body can reach"),
         ),
-        None => Mechanism::enforced("time limit", "none was asked for"),
+        None => Mechanism::enforced("time limit", "none was requested"),
     }
 }
 

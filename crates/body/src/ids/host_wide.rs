@@ -192,16 +192,16 @@ mod tests {
         let host = TestHost::new("gone");
         let (claims, one, two) = (host.claims(), host.body("a/bodies/one"), host.body("b/bodies/two"));
         assert_eq!(claims.claim(RUN, &one).unwrap(), RangeOwner::Own);
-        assert_eq!(claims.claim(RUN, &one).unwrap(), RangeOwner::Own, "again is no harm");
+        assert_eq!(claims.claim(RUN, &one).unwrap(), RangeOwner::Own, "a second claim succeeds");
         assert_eq!(claims.claim(RUN, &two).unwrap(), RangeOwner::Others);
         assert!(claims.has(RUN, &one) && !claims.has(RUN, &two));
         std::fs::rename(&one, proto::launch::set_aside(&one)).unwrap();
-        assert_eq!(claims.claim(RUN, &two).unwrap(), RangeOwner::Others, "its keeper is still at it");
+        assert_eq!(claims.claim(RUN, &two).unwrap(), RangeOwner::Others, "its supervisor still runs");
         std::fs::remove_dir(proto::launch::set_aside(&one)).unwrap();
         assert_eq!(
             claims.claim(RUN, &two).unwrap(),
             RangeOwner::Own,
-            "whoever was killed leaves no claim for ever"
+            "a killed process leaves no claim forever"
         );
         assert_eq!(claims.below(two.parent().unwrap()), [(RUN, two.clone())]);
         assert_eq!(claims.below(one.parent().unwrap()), []);
@@ -210,7 +210,11 @@ mod tests {
     #[test]
     fn a_claim_is_abandoned_only_when_its_whole_data_directory_was_removed() {
         if !sys::proc::sees_every_process() {
-            return assert_eq!(abandoned_of("unseen"), Vec::<&str>::new(), "who does not see does not judge");
+            return assert_eq!(
+                abandoned_of("unseen"),
+                Vec::<&str>::new(),
+                "a caller that does not see all processes decides nothing"
+            );
         }
         assert_eq!(abandoned_of("seen"), ["removed", "removed with the directories above it"]);
     }

@@ -384,10 +384,13 @@ fn limits_record(spec: &Spec) -> Vec<Mechanism> {
                 limits.inodes
             ),
         ),
-        Mechanism::enforced("memory of the machine", format!("{}: it has no more", limits.memory)),
+        Mechanism::enforced("microVM memory", format!("{}: the size of its RAM", limits.memory)),
         Mechanism::enforced(
-            "processes of the machine",
-            format!("{} by its own kernel; whatever that becomes, {THREADS_MAX} on the host", limits.pids),
+            "microVM processes",
+            format!(
+                "{} by its own kernel; if that is compromised, {THREADS_MAX} threads on the host",
+                limits.pids
+            ),
         ),
     ]
 }
