@@ -199,7 +199,7 @@ impl QuotaShare {
         let over = |used: u64, max: Option<u64>| max.is_some_and(|max| used > max);
         let checks = [
             ("Bodies", over(self.bodies, quota.bodies)),
-            ("processors", over(self.cpu_milli, quota.cpu_milli)),
+            ("CPUs", over(self.cpu_milli, quota.cpu_milli)),
             ("memory", over(self.memory_bytes, quota.memory_bytes)),
             ("disk", over(self.disk_bytes, quota.disk_bytes)),
         ];

@@ -111,7 +111,7 @@ fn check_exposure(config: &ServerConfig) -> Result<(), Failure> {
         Kind::Denied,
         format!("{} is reachable from other hosts, and clients would send keys in plain text", config.listen),
     )
-    .hint("listen on this machine only: pal serve --listen 127.0.0.1:3900")
+    .hint("listen on this host only: pal serve --listen 127.0.0.1:3900")
     .hint("or encrypt connections: pal serve --tls")
     .hint("or, behind a proxy that encrypts or in a network you trust: pal serve --insecure"))
 }
