@@ -302,8 +302,8 @@ impl Bodies {
 
     /// Newest first, because those depend on the others.
     fn clear_snapshots(&self) {
-        for snapshot in self.fleet().snapshots().expect("snapshots can be listed").iter().rev() {
-            let removed = self.fleet().remove_snapshot(snapshot.id.as_str());
+        for snapshot in self.fleet().snapshots().list().expect("snapshots can be listed").iter().rev() {
+            let removed = self.fleet().snapshots().remove(snapshot.id.as_str());
             removed.unwrap_or_else(|failure| panic!("cannot remove {}: {}", snapshot.id, explain(&failure)));
         }
     }

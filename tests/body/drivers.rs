@@ -25,7 +25,7 @@ async fn a_body_of_a_third_layer_lives_through_its_driver(t: Bodies) {
     assert_eq!(fleet.pause(body.id()).await.unwrap().status, Status::Paused);
     assert_eq!(fleet.resume(body.id()).await.unwrap().status, Status::Running);
     assert_eq!(calls.take(), ["pause", "resume"]);
-    let fork = fleet.fork(body.id(), 1).await.unwrap().remove(0);
+    let fork = fleet.snapshots().fork(body.id(), 1).await.unwrap().remove(0);
     assert_eq!(fork.spec.layer, TEST_LAYER);
     assert_eq!(calls.take(), ["snapshot", "check", "prepare"]);
     let read = || fleet::ExecRequest::new(["sh", "-c", "cat ~/file"]);

@@ -13,7 +13,7 @@ async fn a_life_is_written_in_order(t: Bodies) {
     t.run(&body, ["true"]).await;
     t.fleet().pause(&body).await.unwrap();
     t.fleet().resume(&body).await.unwrap();
-    t.fleet().snapshot(&body, None).await.unwrap();
+    t.fleet().snapshots().create(&body, None).await.unwrap();
     t.fleet().stop(&body, std::time::Duration::from_secs(1)).await.unwrap();
     t.fleet().start(&body).await.unwrap();
     t.fleet().remove(&body, Force::Yes).await.unwrap();
@@ -112,8 +112,8 @@ async fn what_cannot_be_written_down_does_not_happen(t: Bodies) {
     assert!(failure.message.contains("not taken") && !failure.hints.is_empty(), "{failure}");
     refused(t.fleet().pause(&body).await.unwrap_err().kind, "pause");
     refused(t.fleet().stop(&body, std::time::Duration::ZERO).await.unwrap_err().kind, "stop");
-    refused(t.fleet().snapshot(&body, None).await.unwrap_err().kind, "snapshot");
-    refused(t.fleet().fork(&body, 2).await.unwrap_err().kind, "fork");
+    refused(t.fleet().snapshots().create(&body, None).await.unwrap_err().kind, "snapshot");
+    refused(t.fleet().snapshots().fork(&body, 2).await.unwrap_err().kind, "fork");
     refused(t.fleet().remove(&body, Force::Yes).await.unwrap_err().kind, "remove");
     std::fs::write(t.dir().join("file"), "x").unwrap();
     refused(

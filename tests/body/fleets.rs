@@ -156,7 +156,7 @@ async fn bodies_of_two_data_directories_have_different_ids(t: Bodies) {
     let refused = t.fleet().start(view.id()).await.unwrap_err();
     assert_eq!(refused.kind, Kind::Conflict, "{}", testkit::explain(&refused));
     assert!(refused.hints[0].contains("pal fork"), "{}", testkit::explain(&refused));
-    let forks = t.fleet().fork(view.id(), 1).await.unwrap();
+    let forks = t.fleet().snapshots().fork(view.id(), 1).await.unwrap();
     assert_ne!(forks[0].spec.ids.users[0].outside, first);
     assert_eq!(t.sh(forks[0].id(), "id -u").await.ok(), "1000");
 

@@ -34,8 +34,12 @@ async fn describe(t: &Bodies, body: &BodyId) -> String {
 }
 
 async fn fork(t: &Bodies, body: &BodyId) -> BodyId {
-    let views =
-        t.fleet().fork(body, 1).await.unwrap_or_else(|failure| panic!("{}", testkit::explain(&failure)));
+    let views = t
+        .fleet()
+        .snapshots()
+        .fork(body, 1)
+        .await
+        .unwrap_or_else(|failure| panic!("{}", testkit::explain(&failure)));
     assert_eq!(
         (views.len(), views[0].status, views[0].spec.parent.as_ref()),
         (1, Status::Running, Some(body))
@@ -134,7 +138,7 @@ async fn changes_to_what_the_host_shows_are_forked_too(t: Bodies) {
 async fn many_forks_are_private_and_outlive_their_parent(t: Bodies) {
     let body = t.create().await;
     t.sh(&body, "echo base > ~/file").await.ok();
-    let views = t.fleet().fork(&body, 3).await.unwrap();
+    let views = t.fleet().snapshots().fork(&body, 3).await.unwrap();
     for (index, view) in views.iter().enumerate() {
         t.sh(view.id(), &format!("echo {index} >> ~/file")).await.ok();
     }
@@ -158,7 +162,7 @@ async fn many_forks_are_private_and_outlive_their_parent(t: Bodies) {
         t.fleet().remove(view.id(), Force::Yes).await.unwrap();
     }
     assert_eq!(
-        t.fleet().snapshots().unwrap().len(),
+        t.fleet().snapshots().list().unwrap().len(),
         0,
         "what was taken for forks goes with the last of them"
     );
@@ -168,12 +172,12 @@ async fn many_forks_are_private_and_outlive_their_parent(t: Bodies) {
 async fn impossible_forks_are_refused(t: Bodies) {
     let body = t.create().await;
     for count in [0, 1001, u32::MAX] {
-        assert_eq!(t.fleet().fork(&body, count).await.unwrap_err().kind, Kind::Usage);
+        assert_eq!(t.fleet().snapshots().fork(&body, count).await.unwrap_err().kind, Kind::Usage);
     }
     let passing = t.make(t.passing()).await.spec.id;
-    let refused = t.fleet().fork(&passing, 1).await.unwrap_err();
+    let refused = t.fleet().snapshots().fork(&passing, 1).await.unwrap_err();
     assert_eq!(refused.kind, Kind::Conflict, "{refused}");
-    assert_eq!(t.fleet().snapshots().unwrap().len(), 0, "and leave nothing");
+    assert_eq!(t.fleet().snapshots().list().unwrap().len(), 0, "and leave nothing");
     assert_eq!(t.run(&passing, ["true"]).await.code, 0, "and do no harm");
 }
 
@@ -182,7 +186,7 @@ async fn a_snapshot_is_a_template_by_id_and_by_name(t: Bodies) {
     let body = t.create().await;
     t.sh(&body, FURNISH).await.ok();
     let described = describe(&t, &body).await;
-    let snapshot = t.fleet().snapshot(&body, Some("base-1".into())).await.unwrap();
+    let snapshot = t.fleet().snapshots().create(&body, Some("base-1".into())).await.unwrap();
     t.sh(&body, "echo later >> ~/plain").await.ok();
     for template in [snapshot.id.to_string(), "base-1".into(), snapshot.id.as_str()[..6].to_owned()] {
         let passing = t.make(Create { template: template.clone(), ..t.passing() }).await;
@@ -198,35 +202,39 @@ async fn a_snapshot_is_a_template_by_id_and_by_name(t: Bodies) {
 #[body_test(except(microvm = "a snapshot of a microVM is complete in itself and depends on no other"))]
 async fn a_snapshot_that_somebody_stands_on_stays(t: Bodies) {
     let body = t.create().await;
-    let first = t.fleet().snapshot(&body, Some("first".into())).await.unwrap();
+    let first = t.fleet().snapshots().create(&body, Some("first".into())).await.unwrap();
     let kept = t.make(Create { template: "first".into(), ..t.kept() }).await;
-    let refused = t.fleet().remove_snapshot("first").unwrap_err();
+    let refused = t.fleet().snapshots().remove("first").unwrap_err();
     assert_eq!(refused.kind, Kind::Conflict, "{refused}");
     assert!(refused.message.contains(kept.id().as_str()), "{refused}");
-    let second = t.fleet().snapshot(kept.id(), None).await.unwrap();
+    let second = t.fleet().snapshots().create(kept.id(), None).await.unwrap();
     t.fleet().remove(kept.id(), Force::Yes).await.unwrap();
-    let refused = t.fleet().remove_snapshot("first").unwrap_err();
+    let refused = t.fleet().snapshots().remove("first").unwrap_err();
     assert!(refused.message.contains(second.id.as_str()), "{refused}");
-    assert_eq!(t.fleet().remove_snapshot(second.id.as_str()).unwrap(), second.id);
-    assert_eq!(t.fleet().remove_snapshot("first").unwrap(), first.id);
-    assert_eq!(t.fleet().remove_snapshot("first").unwrap_err().kind, Kind::NotFound);
+    assert_eq!(t.fleet().snapshots().remove(second.id.as_str()).unwrap(), second.id);
+    assert_eq!(t.fleet().snapshots().remove("first").unwrap(), first.id);
+    assert_eq!(t.fleet().snapshots().remove("first").unwrap_err().kind, Kind::NotFound);
 }
 
 #[body_test]
 async fn names_of_snapshots_are_plain_and_unique(t: Bodies) {
     let body = t.create().await;
-    t.fleet().snapshot(&body, Some("taken".into())).await.unwrap();
-    assert_eq!(t.fleet().snapshot(&body, Some("taken".into())).await.unwrap_err().kind, Kind::Conflict);
+    t.fleet().snapshots().create(&body, Some("taken".into())).await.unwrap();
+    assert_eq!(
+        t.fleet().snapshots().create(&body, Some("taken".into())).await.unwrap_err().kind,
+        Kind::Conflict
+    );
     for bad in ["", "host", "a b", "a/b", "..\0", "é", &"x".repeat(65), "\u{1b}[31m"] {
         let refused = t
             .fleet()
-            .snapshot(&body, Some(bad.into()))
+            .snapshots()
+            .create(&body, Some(bad.into()))
             .await
             .err()
             .unwrap_or_else(|| panic!("{bad:?} was taken"));
         assert_eq!(refused.kind, Kind::Usage, "{bad:?}");
     }
-    assert_eq!(t.fleet().snapshots().unwrap().len(), 1);
+    assert_eq!(t.fleet().snapshots().list().unwrap().len(), 1);
 }
 
 #[body_test(except(microvm = "a fork of a microVM holds its memory and its whole disk"))]

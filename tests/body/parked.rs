@@ -16,8 +16,10 @@ fn waiting(t: &Bodies) -> Vec<String> {
     parked.map(|entry| entry.file_name().into_string().unwrap()).collect()
 }
 
-async fn one_waits(t: &Bodies) -> String {
-    wait::until("a Body waits", || waiting(t).pop()).await
+/// Waits for a Body that the pool can hand out, and gives its id.
+async fn one_waits(fleet: &Fleet, t: &Bodies) -> String {
+    let pool = fleet.pool().unwrap();
+    wait::until("a Body waits", || if pool.ready() == 1 { waiting(t).pop() } else { None }).await
 }
 
 async fn says(fleet: &Fleet, id: &BodyId, script: &str) -> String {
@@ -40,7 +42,7 @@ async fn a_body_that_waited_is_a_body_like_any_other(t: Bodies) {
         let made = fleet.create(ask()).await.unwrap();
         fleet.remove(made.id(), Force::Yes).await.unwrap();
     }
-    let waited = one_waits(&t).await;
+    let waited = one_waits(&fleet, &t).await;
     assert!(fleet.list().unwrap().is_empty() && fleet.find(&waited).is_err(), "it is no Body yet");
     let made = fleet.create(ask()).await.unwrap();
     assert_eq!(made.id().as_str(), waited, "it is taken");
@@ -68,7 +70,7 @@ async fn who_asks_for_something_else_gets_something_else(t: Bodies) {
         let made = fleet.create(t.passing()).await.unwrap();
         fleet.remove(made.id(), Force::Yes).await.unwrap();
     }
-    let waited = one_waits(&t).await;
+    let waited = one_waits(&fleet, &t).await;
     let other = Create { env: [("COLOUR".into(), "blue".into())].into(), ..t.passing() };
     let made = fleet.create(other).await.unwrap();
     assert_ne!(made.id().as_str(), waited);
@@ -87,7 +89,7 @@ async fn what_waits_is_nobodys_garbage_and_ends_with_its_owner(t: Bodies) {
         let made = fleet.create(t.passing()).await.unwrap();
         fleet.remove(made.id(), Force::Yes).await.unwrap();
     }
-    let waited = one_waits(&t).await;
+    let waited = one_waits(&fleet, &t).await;
     assert!(t.second().garbage().collect(GcMode::Remove).await.unwrap().is_empty());
     assert_eq!(waiting(&t), [waited]);
     drop(fleet);
@@ -101,7 +103,7 @@ async fn one_that_died_while_it_waited_is_not_handed_out(t: Bodies) {
         let made = fleet.create(t.passing()).await.unwrap();
         fleet.remove(made.id(), Force::Yes).await.unwrap();
     }
-    let waited = one_waits(&t).await;
+    let waited = one_waits(&fleet, &t).await;
     let dir = t.data().join("bodies").join(&waited);
     let run: serde_json::Value =
         serde_json::from_slice(&std::fs::read(dir.join("run.json")).unwrap()).unwrap();

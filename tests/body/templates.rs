@@ -102,8 +102,8 @@ async fn snapshots_forks_and_starts_stand_on_it_also_when_it_is_gone(t: Bodies) 
     import(&t, "small", TemplateSettings::default());
     let view = t.make(of("small", t.kept())).await;
     t.sh(view.id(), "echo kept > ~/file").await.ok();
-    let fork = t.fleet().fork(view.id(), 1).await.unwrap().remove(0);
-    let snapshot = t.fleet().snapshot(view.id(), Some("shot".into())).await.unwrap();
+    let fork = t.fleet().snapshots().fork(view.id(), 1).await.unwrap().remove(0);
+    let snapshot = t.fleet().snapshots().create(view.id(), Some("shot".into())).await.unwrap();
     t.fleet().templates().remove("small").unwrap();
     assert_eq!(
         t.fleet()
@@ -129,7 +129,7 @@ async fn snapshots_forks_and_starts_stand_on_it_also_when_it_is_gone(t: Bodies) 
     for id in [view.id(), fork.id(), again.id()] {
         t.fleet().remove(id, Force::Yes).await.unwrap();
     }
-    t.fleet().remove_snapshot(snapshot.id.as_str()).unwrap();
+    t.fleet().snapshots().remove(snapshot.id.as_str()).unwrap();
     assert_eq!(
         t.fleet()
             .garbage()

@@ -98,7 +98,7 @@ fn a_directory_of_layout_1_opens_with_all_it_had_and_can_be_changed() {
     };
     assert_eq!(said["build"][0], json!(failed));
     assert!(!said["build"][1].as_array().unwrap().is_empty(), "the log of the build is shown");
-    assert_eq!(fleet.snapshots().unwrap()[0].name.as_deref(), Some("snap"));
+    assert_eq!(fleet.snapshots().list().unwrap()[0].name.as_deref(), Some("snap"));
     assert!(matches!(fleet.log().verify().unwrap(), LogVerdict::Whole { .. }));
 
     fleet.settings().set(Setting::PoolSize, "1").unwrap();

@@ -86,8 +86,13 @@ async fn it_works(t: &Bodies, wanted: Create) {
     t.sh(&body, "echo here > ~/file; (while sleep 0.2; do date +%s%N > ~/beat; done) >/dev/null 2>&1 &")
         .await
         .ok();
-    let fork =
-        t.fleet().fork(&body, 1).await.unwrap_or_else(|failure| panic!("{}", explain(&failure))).remove(0);
+    let fork = t
+        .fleet()
+        .snapshots()
+        .fork(&body, 1)
+        .await
+        .unwrap_or_else(|failure| panic!("{}", explain(&failure)))
+        .remove(0);
     for id in [&body, fork.id()] {
         let beats = t
             .sh(id, "cat ~/file; one=$(cat ~/beat); sleep 1; [ \"$one\" != \"$(cat ~/beat)\" ] && echo beats")
@@ -95,7 +100,7 @@ async fn it_works(t: &Bodies, wanted: Create) {
             .ok();
         assert_eq!(beats, "here\nbeats", "its process goes on");
     }
-    let snapshot = t.fleet().snapshot(&body, Some("frozen".into())).await.unwrap();
+    let snapshot = t.fleet().snapshots().create(&body, Some("frozen".into())).await.unwrap();
     let other = Create { engine: Some(Engine::Qemu), template: snapshot.id.to_string(), ..wanted };
     assert_eq!(
         t.fleet().create(other).await.unwrap_err().kind,
@@ -151,7 +156,7 @@ async fn one_that_is_not_here_says_where_to_get_it(t: Bodies) {
 async fn what_was_decided_drives_machines_that_ask_for_nothing(t: Bodies) {
     let body = t.create().await;
     assert_eq!(t.view(&body).spec.engine, Some(Engine::Qemu), "the control: without a decision");
-    let snapshot = t.fleet().snapshot(&body, Some("s".into())).await.unwrap();
+    let snapshot = t.fleet().snapshots().create(&body, Some("s".into())).await.unwrap();
     t.fleet().settings().set(Setting::Engine, "firecracker").unwrap();
     // A program that exists but is no hypervisor is still the one that is tried.
     t.fleet().settings().set(Setting::Firecracker, "/bin/true").unwrap();
@@ -185,7 +190,7 @@ async fn what_was_decided_drives_machines_that_ask_for_nothing(t: Bodies) {
 #[body_test(except(process = "it tests microVMs"))]
 async fn what_one_froze_is_not_thawed_by_another(t: Bodies) {
     let body = t.create().await;
-    let snapshot = t.fleet().snapshot(&body, Some("s".into())).await.unwrap();
+    let snapshot = t.fleet().snapshots().create(&body, Some("s".into())).await.unwrap();
     let dir = t.data().join("snapshots").join(snapshot.id.as_str());
     let manifest = fs::read_to_string(dir.join("manifest.json")).unwrap();
     let changed = manifest.replace("\"hypervisor\":\"qemu\"", "\"hypervisor\":\"firecracker\"");

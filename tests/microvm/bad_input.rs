@@ -17,7 +17,7 @@ use crate::kills::program;
 async fn what_was_frozen_and_is_damaged_is_not_thawed(t: Bodies) {
     let body = t.create().await;
     t.sh(&body, "echo here > ~/file").await.ok();
-    let snapshot = t.fleet().snapshot(&body, Some("s".into())).await.unwrap();
+    let snapshot = t.fleet().snapshots().create(&body, Some("s".into())).await.unwrap();
     let dir = t.data().join("snapshots").join(snapshot.id.as_str());
     let thaw = || async { t.fleet().create(Create { template: "s".into(), ..t.kept() }).await };
     let manifest = fs::read_to_string(dir.join("manifest.json")).unwrap();

@@ -17,7 +17,7 @@ const WHO: &str = "cat /etc/hostname /etc/machine-id; hostname; head -c 16 /dev/
 async fn twenty_forks_at_once_are_twenty_machines(t: Bodies) {
     let parent = t.create().await;
     t.sh(&parent, "echo mine > ~/file; (i=0; while :; do i=$((i+1)); echo $i > /tmp/beat; sleep 0.5; done) >/dev/null 2>&1 &").await.ok();
-    let forks = t.fleet().fork(&parent, 20).await.unwrap();
+    let forks = t.fleet().snapshots().fork(&parent, 20).await.unwrap();
     let (mut names, mut ids, mut drawn) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
     for fork in &forks {
         let receipt = fork.receipt.as_ref().expect("a machine has a receipt");
@@ -63,7 +63,7 @@ async fn a_snapshot_goes_on_with_what_ran(t: Bodies) {
     t.sh(&body, "echo one > ~/file; (while :; do echo x >> /tmp/beat; sleep 0.2; done) >/dev/null 2>&1 &")
         .await
         .ok();
-    let snapshot = t.fleet().snapshot(&body, Some("s".into())).await.unwrap();
+    let snapshot = t.fleet().snapshots().create(&body, Some("s".into())).await.unwrap();
     assert_eq!(t.sh(&body, "echo two > ~/file; cat ~/file").await.ok(), "two", "the parent goes on");
     let thawed = t.make(Create { template: "s".into(), ..t.kept() }).await;
     let beats = "cat ~/file; a=$(wc -c < /tmp/beat); sleep 2; test $(wc -c < /tmp/beat) -gt $a && echo beats";
@@ -84,7 +84,7 @@ async fn memory_goes_on_through_forks_of_forks(t: Bodies) {
     t.sh(&body, "head -c 6M /dev/urandom > /dev/shm/one; head -c 6M /dev/urandom > /dev/shm/two").await.ok();
     let mut sums = t.sh(&body, SUMS).await.ok();
     for generation in 2..=4 {
-        let fork = t.fleet().fork(&body, 1).await.unwrap().remove(0);
+        let fork = t.fleet().snapshots().fork(&body, 1).await.unwrap().remove(0);
         assert_eq!(fork.receipt.as_ref().map(|receipt| receipt.receipt.generation), Some(generation));
         assert_eq!(t.sh(fork.id(), SUMS).await.ok(), sums, "what its parent had");
         sums = t
@@ -134,7 +134,7 @@ async fn a_machine_is_forked_when_its_boot_snapshot_is_gone(t: Bodies) {
     t.sh(&body, "echo mine > ~/file; head -c 4M /dev/urandom > /dev/shm/own").await.ok();
     let sum = t.sh(&body, "sha256sum < /dev/shm/own").await.ok();
     fs::remove_dir_all(own.join("warm")).unwrap();
-    let fork = t.fleet().fork(&body, 1).await.unwrap().remove(0);
+    let fork = t.fleet().snapshots().fork(&body, 1).await.unwrap().remove(0);
     assert_eq!(t.sh(fork.id(), "cat ~/file; sha256sum < /dev/shm/own").await.ok(), format!("mine\n{sum}"));
 }
 

@@ -100,7 +100,7 @@ async fn kills_during_boot_snapshot_and_restore_lose_nothing_and_leave_nothing(t
     let body = t.create().await;
     let mut world = World { pal: program(), body, marks: 0, t };
     world.mark().await;
-    world.t.fleet().snapshot(&world.body, Some(SNAPSHOT.into())).await.unwrap();
+    world.t.fleet().snapshots().create(&world.body, Some(SNAPSHOT.into())).await.unwrap();
     let mut typical: BTreeMap<Act, Duration> = BTreeMap::new();
     let mut kills: BTreeMap<(Act, Victim), usize> = BTreeMap::new();
     let mut rounds = 0;
@@ -217,13 +217,13 @@ impl World {
             .await
             .ok();
         assert_eq!(found.lines().collect::<Vec<_>>(), marks, "files that were synced are lost after {act:?}");
-        let snapshots = self.t.fleet().snapshots().unwrap();
+        let snapshots = self.t.fleet().snapshots().list().unwrap();
         assert!(
             snapshots.iter().any(|snapshot| snapshot.name.as_deref() == Some(SNAPSHOT)),
             "the snapshot is gone after {act:?}"
         );
         for snapshot in snapshots.iter().filter(|snapshot| snapshot.name.is_none()) {
-            self.t.fleet().remove_snapshot(snapshot.id.as_str()).unwrap();
+            self.t.fleet().snapshots().remove(snapshot.id.as_str()).unwrap();
         }
         if self.marks < 20 {
             self.mark().await;

@@ -58,7 +58,7 @@ async fn a_thawed_machine_gives_memory_back_and_what_it_was_thawed_from_stays(t:
     assert_eq!(t.view(&body).receipt.map(|receipt| receipt.how), Some("thaw".to_owned()));
     gives_back(&t, &body).await;
     let sum = t.sh(&body, "sha256sum /dev/shm/kept").await.ok();
-    let fork = t.fleet().fork(&body, 1).await.unwrap().remove(0);
+    let fork = t.fleet().snapshots().fork(&body, 1).await.unwrap().remove(0);
     assert_eq!(t.sh(fork.id(), "sha256sum /dev/shm/kept").await.ok(), sum, "a fork of it has what it has");
     t.run(&t.create().await, ["true"]).await.ok();
 }

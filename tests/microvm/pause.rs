@@ -55,7 +55,7 @@ async fn a_machine_that_is_paused_to_the_disk_takes_no_memory_and_goes_on(t: Bod
     assert_eq!(hypervisor("qemu-system"), Vec::new(), "nothing of it runs");
     for refused in [
         t.try_exec(&body, fleet::ExecRequest::new(["true"])).await.unwrap_err(),
-        t.fleet().fork(&body, 1).await.unwrap_err(),
+        t.fleet().snapshots().fork(&body, 1).await.unwrap_err(),
         t.fleet().start(&body).await.unwrap_err(),
     ] {
         assert!(refused.hints[0].contains("pal resume"), "{refused}");

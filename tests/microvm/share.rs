@@ -199,8 +199,8 @@ async fn its_memory_is_never_frozen_and_its_files_are(t: Bodies) {
     let body = t.make(sharing(&t, &[(&shared, "/mnt/shared", Access::ReadWrite)])).await.spec.id;
     t.sh(&body, "echo kept > ~/file; sync").await.ok();
     let refused = [
-        t.fleet().snapshot(&body, None).await.map(drop),
-        t.fleet().fork(&body, 1).await.map(drop),
+        t.fleet().snapshots().create(&body, None).await.map(drop),
+        t.fleet().snapshots().fork(&body, 1).await.map(drop),
         t.fleet().pause_to_disk(&body).await.map(drop),
     ];
     for refused in refused {
@@ -218,7 +218,7 @@ async fn its_memory_is_never_frozen_and_its_files_are(t: Bodies) {
     t.fleet().stop(&body, Duration::from_secs(10)).await.unwrap();
     assert_eq!(t.view(&body).status, Status::Stopped, "{:?}", t.view(&body).end);
     assert!(virtiofsd().is_empty(), "it is gone with its machine");
-    t.fleet().snapshot(&body, Some("files".into())).await.unwrap();
+    t.fleet().snapshots().create(&body, Some("files".into())).await.unwrap();
     t.fleet().start(&body).await.unwrap();
     fs::write(shared.join("file"), "later\n").unwrap();
     assert_eq!(t.sh(&body, "cat ~/file /mnt/shared/file").await.ok(), "kept\nlater", "also after a restart");
@@ -286,7 +286,7 @@ async fn what_cannot_be_shared_is_refused(t: Bodies) {
     let failure = t.fleet().create(Create { engine: Some(Engine::Firecracker), ..one() }).await.unwrap_err();
     assert!(!failure.hints.is_empty(), "{}", explain(&failure));
     let frozen = t.create().await;
-    t.fleet().snapshot(&frozen, Some("running".into())).await.unwrap();
+    t.fleet().snapshots().create(&frozen, Some("running".into())).await.unwrap();
     let failure = t.fleet().create(Create { template: "running".into(), ..one() }).await.unwrap_err();
     assert!(failure.kind == Kind::Usage && failure.hints[0].contains("--boot"), "{}", explain(&failure));
     assert_eq!(t.fleet().list().unwrap().len(), 1, "nothing of what was refused is there");

@@ -14,7 +14,7 @@ const SPARE_PATIENCE: Duration = Duration::from_secs(120);
 fn serving(t: &Bodies) -> Fleet {
     let fleet =
         Fleet::open_to_serve(FleetConfig { data: t.data(), durability: Durability::Process }).unwrap();
-    fleet.force_refill();
+    fleet.pool().unwrap().force_refill();
     fleet
 }
 
@@ -50,7 +50,8 @@ fn waiting(t: &Bodies) -> Vec<String> {
 }
 
 async fn one_waits(fleet: &Fleet) {
-    wait::within(SPARE_PATIENCE, "a spare waits", || (fleet.pooled() == 1).then_some(())).await;
+    wait::within(SPARE_PATIENCE, "a spare waits", || (fleet.pool().unwrap().ready() == 1).then_some(()))
+        .await;
 }
 
 fn hypervisors() -> usize {
@@ -100,7 +101,7 @@ async fn a_spare_becomes_whose_it_is_given_to(t: Bodies) {
         fleet.log().events(0, Some(taken.id()), 3).unwrap().into_iter().map(|event| event.kind).collect();
     assert_eq!(kinds, ["body.created", "body.started", "exec.started"]);
     // A snapshot works as for any other: the channel was never stopped in between.
-    let fork = fleet.fork(taken.id(), 1).await.unwrap().remove(0);
+    let fork = fleet.snapshots().fork(taken.id(), 1).await.unwrap().remove(0);
     assert_eq!(says(&fleet, fork.id(), "hostname").await, fork.id().as_str());
     one_waits(&fleet).await;
     let next = fleet.create(asked(&t)).await.unwrap();
@@ -134,14 +135,14 @@ async fn who_asks_for_another_machine_gets_another_and_none_means_none(t: Bodies
     assert_eq!((how(&other), other.spec.limits.memory), ("thaw", memory));
     fleet.settings().set(Setting::PoolSize, "0").unwrap();
     wait::within(SPARE_PATIENCE, "the spare goes", || {
-        (fleet.pooled() == 0 && waiting(&t).is_empty()).then_some(())
+        (fleet.pool().unwrap().ready() == 0 && waiting(&t).is_empty()).then_some(())
     })
     .await;
     let third = fleet.create(asked(&t)).await.unwrap();
     assert_eq!(how(&third), "thaw");
     says(&fleet, third.id(), "true").await;
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert_eq!((fleet.pooled(), hypervisors()), (0, 3), "nobody makes one any more");
+    assert_eq!((fleet.pool().unwrap().ready(), hypervisors()), (0, 3), "nobody makes one any more");
     assert!(
         fleet.settings().set(Setting::PoolSize, "99").is_err()
             && fleet.settings().set(Setting::PoolSize, "-1").is_err()

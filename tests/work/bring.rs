@@ -207,7 +207,7 @@ async fn forks_and_restarts_keep_the_workspace(t: Bodies) {
     let host = HostRepo::plain(&t);
     let body = host.body(&t).await;
     t.sh(&body, "echo one > one; git add one; git commit -qm one; echo two > two; rm numbers; rm -r src; mkdir src; echo n > src/n").await.ok();
-    let fork = t.fleet().fork(&body, 1).await.unwrap().remove(0).spec.id;
+    let fork = t.fleet().snapshots().fork(&body, 1).await.unwrap().remove(0).spec.id;
     t.sh(&fork, "echo three > three; rm two").await.ok();
     let saved = save(&t, &fork).await;
     assert!(saved.is_whole() && saved.uncommitted, "{saved:?}");

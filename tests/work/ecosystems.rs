@@ -159,7 +159,7 @@ async fn a_node_repository_goes_the_whole_way_and_a_changed_lockfile_installs_ag
 #[body_test(except(user = "one way is enough for what takes a quarter of a minute"))]
 async fn a_python_repository_goes_the_whole_way_and_so_does_a_fork(t: Bodies) {
     let (_, body) = whole_way(&t, &PYTHON).await;
-    let fork = t.fleet().fork(&body, 1).await.unwrap().remove(0).spec.id;
+    let fork = t.fleet().snapshots().fork(&body, 1).await.unwrap().remove(0).spec.id;
     assert_eq!(t.sh(&fork, PYTHON.test).await.ok(), PYTHON.says);
 }
 

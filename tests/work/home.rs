@@ -14,9 +14,9 @@ async fn the_home_goes_with_forks_snapshots_and_restarts(t: Bodies) {
     let host = HostRepo::plain(&t);
     let body = host.body(&t).await;
     t.sh(&body, "mkdir -p ~/.agent && echo one > ~/.agent/memory").await.ok();
-    let fork = t.fleet().fork(&body, 1).await.unwrap().remove(0).spec.id;
+    let fork = t.fleet().snapshots().fork(&body, 1).await.unwrap().remove(0).spec.id;
     assert_eq!(t.sh(&fork, "cat ~/.agent/memory; echo two >> ~/.agent/memory").await.ok(), "one");
-    t.fleet().snapshot(&fork, Some("mind".into())).await.unwrap();
+    t.fleet().snapshots().create(&fork, Some("mind".into())).await.unwrap();
     let later =
         t.fleet().create(fleet::Create { template: "mind".into(), ..t.kept() }).await.unwrap().spec.id;
     assert_eq!(t.sh(&later, "cat ~/.agent/memory").await.ok(), "one\ntwo");
@@ -37,7 +37,7 @@ async fn a_named_home_is_kept_across_bodies_and_one_at_a_time_has_it(t: Bodies) 
     let many = t.fleet().workspaces().up(UpRequest { count: 2, ..asked() }).await.unwrap_err();
     assert_eq!(many.kind, Kind::Usage);
     // A fork has a copy, which belongs to the fork alone.
-    let fork = t.fleet().fork(&first, 1).await.unwrap().remove(0).spec.id;
+    let fork = t.fleet().snapshots().fork(&first, 1).await.unwrap().remove(0).spec.id;
     assert_eq!(t.sh(&fork, "cat ~/.claude/memory; echo fork >> ~/.claude/memory").await.ok(), "one");
     t.fleet().stop(&first, std::time::Duration::ZERO).await.unwrap();
     t.fleet().start(&first).await.unwrap();

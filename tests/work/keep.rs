@@ -298,8 +298,8 @@ async fn a_fork_keeps_what_it_stands_on_and_is_saved_like_its_parent(t: Bodies) 
             .await
             .spec;
     t.sh(&parent.id, "echo ours > ours").await.ok();
-    let fork = t.fleet().fork(&parent.id, 1).await.unwrap().remove(0).spec.id;
-    let snapshot = t.fleet().snapshot(&parent.id, Some("state".into())).await.unwrap();
+    let fork = t.fleet().snapshots().fork(&parent.id, 1).await.unwrap().remove(0).spec.id;
+    let snapshot = t.fleet().snapshots().create(&parent.id, Some("state".into())).await.unwrap();
     let copy = t.make(fleet::Create { template: snapshot.id.to_string(), ..t.kept() }).await.spec.id;
     t.sh(&fork, "cd /workspace/app; echo fork > fork").await.ok();
     t.sh(&copy, "cd /workspace/app; echo copy > copy").await.ok();

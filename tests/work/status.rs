@@ -112,7 +112,7 @@ async fn git_says_what_it_would_say_had_it_looked_at_every_file(t: Bodies) {
         host.commit("seq 100 > second", "second");
         let body = host.body(&t).await;
         quick += walk(&t, &body, &mut chance, STEPS[0], &about).await;
-        let fork = t.fleet().fork(&body, 1).await.unwrap().remove(0).spec.id;
+        let fork = t.fleet().snapshots().fork(&body, 1).await.unwrap().remove(0).spec.id;
         quick += walk(&t, &fork, &mut chance, STEPS[1], &format!("{about}, fork")).await;
         t.fleet().stop(&body, Duration::ZERO).await.unwrap();
         t.fleet().start(&body).await.unwrap();
@@ -155,7 +155,7 @@ async fn a_first_status_looks_at_what_was_changed_and_at_nothing_else(t: Bodies)
     assert!((102..=400).contains(&lines[0].parse::<usize>().unwrap()), "{said}");
     assert_eq!(lines[1..], ["100", " M d1/f1", " D d2/f2", "?? target/"]);
     // A fork builds on its changes; a restarted Body still has them.
-    let fork = t.fleet().fork(&body, 1).await.unwrap().remove(0).spec.id;
+    let fork = t.fleet().snapshots().fork(&body, 1).await.unwrap().remove(0).spec.id;
     t.fleet().stop(&body, Duration::ZERO).await.unwrap();
     t.fleet().start(&body).await.unwrap();
     for body in [&fork, &body] {

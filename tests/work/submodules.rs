@@ -96,7 +96,7 @@ async fn a_submodule_that_was_emptied_moved_or_removed_is_saved_as_that(t: Bodie
     assert!(saved.is_whole(), "{saved:?}");
     assert_eq!((names(&body), link(&host, &wip(&body))), ("only".into(), link(&host, "HEAD")));
     // A second look, in a fork, whose lower layer is the parent's.
-    let fork = t.fleet().fork(&body, 1).await.unwrap().remove(0).spec.id;
+    let fork = t.fleet().snapshots().fork(&body, 1).await.unwrap().remove(0).spec.id;
     t.sh(&fork, "cd /workspace/app; echo more > libs/lib/more").await.ok();
     assert!(save(&t, &fork).await.is_whole());
     assert_eq!(names(&fork), "more\nonly");

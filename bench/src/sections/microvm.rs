@@ -89,7 +89,9 @@ fn prepare(context: &BenchContext) -> io::Result<Fleet> {
     }
     let fleet = context.fleet()?;
     fleet.microvms().setup(None, &mut |said: &str| eprintln!("  {said}")).map_err(failure_text)?;
-    fleet.force_refill();
+    if let Some(pool) = fleet.pool() {
+        pool.force_refill();
+    }
     // Only the contender that measures the pool has one.
     fleet.settings().set(Setting::PoolSize, "0").map_err(failure_text)?;
     Ok(fleet)
@@ -146,7 +148,7 @@ fn from_spare(runtime: &Runtime, fleet: &Fleet) -> io::Result<Duration> {
     fleet.settings().set(Setting::PoolSize, "1").map_err(failure_text)?;
     let measured = first_exec(runtime, fleet, machine()).and_then(|_| {
         let deadline = Instant::now() + SPARE_PATIENCE;
-        while fleet.pooled() == 0 {
+        while fleet.pool().is_some_and(|pool| pool.ready() == 0) {
             if Instant::now() > deadline {
                 return Err(io::Error::other("no spare was made"));
             }
@@ -205,7 +207,7 @@ impl MemoryTaken {
 /// Forks a microVM, runs a command in each fork, reads their memory when they are idle, and removes them.
 fn forks(runtime: &Runtime, fleet: &Fleet, parent: &BodyView, count: u32) -> io::Result<ForkTimes> {
     let began = Instant::now();
-    let views = runtime.block_on(fleet.fork(parent.id(), count)).map_err(failure_text)?;
+    let views = runtime.block_on(fleet.snapshots().fork(parent.id(), count)).map_err(failure_text)?;
     let made = began.elapsed();
     let ran = views
         .iter()
@@ -224,7 +226,7 @@ fn remove_all(runtime: &Runtime, fleet: &Fleet, views: &[BodyView]) -> io::Resul
 
 /// The memory of forks that have done nothing yet.
 fn at_rest(runtime: &Runtime, fleet: &Fleet, parent: &BodyView) -> io::Result<MemoryTaken> {
-    let views = runtime.block_on(fleet.fork(parent.id(), MANY)).map_err(failure_text)?;
+    let views = runtime.block_on(fleet.snapshots().fork(parent.id(), MANY)).map_err(failure_text)?;
     let taken = MemoryTaken::by(&views)?;
     remove_all(runtime, fleet, &views)?;
     Ok(taken)

@@ -67,8 +67,8 @@ const PATH_LEN_MAX: usize = 4095;
 impl Fleet {
     /// Creates a Body and starts its guest.
     pub async fn create(&self, request: Create) -> Result<BodyView, Failure> {
-        let view = run_blocking(|| self.create_now(request, None))?;
-        match self.await_template_start(view.clone()).await {
+        let view = run_blocking(|| self.creator().create_now(request, None))?;
+        match self.creator().await_template_start(view.clone()).await {
             Ok(view) => Ok(view),
             Err(failure) => {
                 let _ = self.remove(view.id(), crate::Force::Yes).await;
@@ -76,21 +76,29 @@ impl Fleet {
             }
         }
     }
+}
 
+/// The steps that create a Body.
+#[derive(Debug, Clone, Copy)]
+pub struct Creator<'a> {
+    pub(crate) fleet: &'a Fleet,
+}
+
+impl Creator<'_> {
     /// Waits until what a new Body's template runs is ready.
     pub(crate) async fn await_template_start(&self, view: BodyView) -> Result<BodyView, Failure> {
         if let Some(start) = view.spec.base.as_ref().and_then(|base| base.start.as_ref()) {
-            self.templates().start_template(view.id(), start, ReadyWait::NoNaps).await?;
+            self.fleet.templates().start_template(view.id(), start, ReadyWait::NoNaps).await?;
         }
         for line in &view.spec.at_start {
-            self.workspaces().run_at_start(view.id(), line).await?;
+            self.fleet.workspaces().run_at_start(view.id(), line).await?;
         }
         Ok(view)
     }
 
     /// Creates a Body, with the Body that it was forked from if there is one.
     pub(crate) fn create_now(&self, request: Create, parent: Option<BodyId>) -> Result<BodyView, Failure> {
-        let template = self.templates().resolve(&request.template)?;
+        let template = self.fleet.templates().resolve(&request.template)?;
         let taken_on = template.snapshot.as_ref().map(|source| source.manifest.layer);
         let layer = request.layer.or(taken_on).unwrap_or(DEFAULT_LAYER);
         self.create_on(layer, request, template, parent)
@@ -115,10 +123,10 @@ impl Fleet {
                 self.publish(&place, &draft, GuestSource::Start(&*recipe))?
             }
         };
-        if let (Some(pool), Some(key)) = (&self.pool, key) {
+        if let (Some(pool), Some(key)) = (&self.fleet.pool, key) {
             pool.order(PoolOrder { key, driver: draft.driver.clone(), recipe, after: view.id().clone() });
         }
-        self.workspaces().anchor_objects(view)
+        self.fleet.workspaces().anchor_objects(view)
     }
 
     /// Joins a request with its template, and refuses what its layer, its host or its limits rule out.
@@ -129,17 +137,17 @@ impl Fleet {
         template: ResolvedTemplate,
         parent: Option<BodyId>,
     ) -> Result<BodyDraft, Failure> {
-        let driver = self.drivers.get(layer)?.clone();
+        let driver = self.fleet.drivers.get(layer)?.clone();
         let mut rootfs = template.rootfs;
         let workspaces = or_default(std::mem::take(&mut request.workspaces), template.workspaces);
-        rootfs.workspaces = self.workspaces().workspaces_below(&workspaces)?;
+        rootfs.workspaces = self.fleet.workspaces().workspaces_below(&workspaces)?;
         let home = request.home.take().or(template.home);
-        rootfs.home = self.homes().home_below(home.as_ref())?;
+        rootfs.home = self.fleet.homes().home_below(home.as_ref())?;
         let settings = template.settings;
         request.limits.memory = request.limits.memory.or(settings.memory);
         request.limits.cpu_milli = request.limits.cpu_milli.or(settings.cpu_milli);
         let layers = (template.base.is_some() || !workspaces.is_empty() || home.is_some())
-            .then(|| self.garbage().building())
+            .then(|| self.fleet.garbage().building())
             .transpose()?;
         let origin = origin(template.snapshot, request.start_mode());
         let limits = driver.limits(&request.limits, request.life, &origin)?;
@@ -182,17 +190,17 @@ impl Fleet {
     /// What a pooled Body must have in common with this one; none where it cannot come from the pool.
     fn pool_key(&self, draft: &BodyDraft, recipe: &dyn Recipe) -> Option<PoolKey> {
         let fresh = matches!(draft.origin, Origin::Template(StartMode::Restore));
-        self.pool.as_ref().filter(|_| fresh)?;
+        self.fleet.pool.as_ref().filter(|_| fresh)?;
         let shape = draft.driver.pool_shape(&draft.spec)?;
         Some(PoolKey { shape, root: draft.root, recipe: recipe.key() })
     }
 
     /// Takes a pooled Body and tells it whose it is. One that cannot prove that ends.
     fn take_pooled(&self, key: &PoolKey, draft: &BodyDraft) -> Option<(BodyPlace, StartedBody)> {
-        let pool = self.pool.as_ref()?;
+        let pool = self.fleet.pool.as_ref()?;
         let mut pooled = pool.take(key)?;
         let spec = placed(&draft.spec, &pooled.place);
-        match draft.driver.assign(&pooled.place.dir, &guest_config(&spec, &self.token(&spec.id))) {
+        match draft.driver.assign(&pooled.place.dir, &guest_config(&spec, &self.fleet.token(&spec.id))) {
             Ok(report) => {
                 pooled.started.ready.revival = report.or(pooled.started.ready.revival);
                 Some((pooled.place, pooled.started))
@@ -206,11 +214,11 @@ impl Fleet {
 
     /// Claims an id, a directory and host ids, and checks that the ids are enough for what is asked.
     fn claim_place(&self, draft: &BodyDraft) -> Result<BodyPlace, Failure> {
-        let place = BodyPlace::claim(&self.drivers.context, draft.root)?;
+        let place = BodyPlace::claim(&self.fleet.drivers.context, draft.root)?;
         match check_ids(draft, &place.ids) {
             Ok(()) => Ok(place),
             Err(failure) => {
-                place.clear(&self.drivers.context);
+                place.clear(&self.fleet.drivers.context);
                 Err(failure)
             }
         }
@@ -234,15 +242,16 @@ impl Fleet {
                 receipt: place.dir.revival(),
             }),
             Err(failure) => {
-                let _ = body::snapshot::remove(&self.launch_context.programs, &spec.ids, place.dir.path());
-                let _ = self.egress().close(&spec.id);
-                self.steps.release(&spec.id);
+                let _ =
+                    body::snapshot::remove(&self.fleet.launch_context.programs, &spec.ids, place.dir.path());
+                let _ = self.fleet.egress().close(&spec.id);
+                self.fleet.steps.release(&spec.id);
                 let data = BodyFailed { why: failure.to_string(), causes: failure.causes() };
-                let _ = self.append(Draft::about(&spec.id, data));
+                let _ = self.fleet.append(Draft::about(&spec.id, data));
                 if draft.lease.is_some() {
-                    self.leases().forget(&spec.id);
+                    self.fleet.leases().forget(&spec.id);
                 }
-                ids::release(&self.data, &spec.ids, &spec.id);
+                ids::release(&self.fleet.data, &spec.ids, &spec.id);
                 Err(failure)
             }
         }
@@ -255,21 +264,26 @@ impl Fleet {
         draft: &BodyDraft,
         guest: GuestSource<'_>,
     ) -> Result<(Enforcement, i32), Failure> {
-        self.steps.hold(dir, spec)?;
+        self.fleet.steps.hold(dir, spec)?;
         if let Some(terms) = &draft.lease {
-            self.leases().create(&spec.id, terms)?;
+            self.fleet.leases().create(&spec.id, terms)?;
         }
         dir.draft_spec(spec).map_err(|error| failures::dir(&spec.id, error))?;
         let terms = draft.lease.as_ref().map(LeaseTerms::from);
         let created = Draft::about(&spec.id, BodyCreated { spec: PublicSpec::new(spec), lease: terms });
         let (recorded, started) = match guest {
-            GuestSource::Pool(started) => (self.append(created), *started),
+            GuestSource::Pool(started) => (self.fleet.append(created), *started),
             GuestSource::Start(recipe) => {
-                self.egress().prepare(spec)?;
-                let starting = recipe.begin(self.launcher()?, dir, spec, &self.token(&spec.id))?;
-                self.prestart_launcher();
+                self.fleet.egress().prepare(spec)?;
+                let starting = recipe.begin(
+                    self.fleet.supervisors.take_launcher()?,
+                    dir,
+                    spec,
+                    &self.fleet.token(&spec.id),
+                )?;
+                self.fleet.supervisors.prestart_launcher();
                 // The event is appended while the launcher works.
-                let recorded = self.append(created);
+                let recorded = self.fleet.append(created);
                 (recorded, starting.finish().map_err(cannot_start)?)
             }
         };
@@ -284,8 +298,9 @@ impl Fleet {
 
     /// Starts the guest of a Body that was started before. The caller holds the Body's lock.
     pub(crate) fn start_again(&self, dir: &BodyDir, spec: &Spec, recipe: &dyn Recipe) -> Result<(), Failure> {
-        self.egress().prepare(spec)?;
-        let starting = recipe.begin(self.launcher()?, dir, spec, &self.token(&spec.id))?;
+        self.fleet.egress().prepare(spec)?;
+        let starting =
+            recipe.begin(self.fleet.supervisors.take_launcher()?, dir, spec, &self.fleet.token(&spec.id))?;
         let started = starting.finish().map_err(cannot_start)?;
         self.register_running(started, dir, spec, StartOccasion::Again).map(drop)
     }
@@ -312,7 +327,7 @@ impl Fleet {
         let kept = match &ready.revival {
             None => Ok(()),
             Some(report) => {
-                self.drivers.get(spec.layer)?.note_started(spec, report);
+                self.fleet.drivers.get(spec.layer)?.note_started(spec, report);
                 dir.write_receipt(report).map_err(|error| {
                     Failure::new(Kind::Host, "cannot keep the receipt of the Body")
                         .because(error)
@@ -320,7 +335,7 @@ impl Fleet {
                 })
             }
         };
-        let written = kept.and_then(|()| self.append(Draft::about(&spec.id, data)).map(drop));
+        let written = kept.and_then(|()| self.fleet.append(Draft::about(&spec.id, data)).map(drop));
         let publish = || match start {
             StartOccasion::First => dir.publish().map_err(|error| failures::dir(&spec.id, error)),
             StartOccasion::Again => Ok(()),
@@ -340,20 +355,20 @@ impl Fleet {
             supervisor_ticks: Some(ready.supervisor_ticks),
             cgroups,
         };
-        let owned = OwnedBody { supervisor, running, spec: spec.clone(), told: false };
-        self.owned_bodies().insert(spec.id.clone(), owned);
+        let owned = OwnedBody { supervisor, running, spec: spec.clone(), recorded: false };
+        self.fleet.supervisors.owned().insert(spec.id.clone(), owned);
         Ok((enforcement, ready.pid))
     }
 
     /// The limits that a Body of this request has, or why it cannot have them here.
     pub fn limits(&self, request: &Create) -> Result<Limits, Failure> {
-        let driver = self.drivers.get(request.layer.unwrap_or(DEFAULT_LAYER))?;
+        let driver = self.fleet.drivers.get(request.layer.unwrap_or(DEFAULT_LAYER))?;
         driver.limits(&request.limits, request.life, &Origin::Template(request.start_mode()))
     }
 
     /// Whether a layer is set up on this host, or how to do that.
     pub fn readiness(&self, layer: Layer) -> Result<(), Failure> {
-        self.drivers.get(layer)?.readiness()
+        self.fleet.drivers.get(layer)?.readiness()
     }
 }
 

@@ -4,7 +4,7 @@ use std::{
     fs, io,
     os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex},
+    sync::Arc,
 };
 
 use body::{capacity, driver::DriverContext, process::LaunchContext, programs::Programs};
@@ -16,7 +16,7 @@ use proto::{
 };
 use store::{Durability, EmbeddedRecords, Records};
 
-use crate::{DriverMaker, Fleet, drivers::Drivers, failures, log::Log, migrate, pool::Pool};
+use crate::{DriverMaker, Fleet, drivers::Drivers, log::Log, migrate, pool::Pool, supervisors::Supervisors};
 
 /// The layout of the data directory: an older one is migrated, a newer one is refused.
 const VERSION: u32 = 2;
@@ -44,12 +44,7 @@ pub fn open(config: FleetConfig, ahead: Prestart, drivers: &[DriverMaker<'_>]) -
         Durability::Process => Flush::Kernel,
     };
     let maker = Arc::new(LaunchContext { programs, capacity: capacity::measure(&data), cgroups, flush });
-    let launcher = match ahead {
-        Prestart::Once | Prestart::Always => {
-            Some(maker.start_launcher().map_err(|error| failures::process("cannot start a Body", error))?)
-        }
-        Prestart::None => None,
-    };
+    let supervisors = Supervisors::open(maker.clone(), ahead)?;
     let key = key(&data).map_err(|error| unusable(&data, error))?;
     let context = Arc::new(DriverContext { launch: maker.clone(), data: data.clone(), key: key.clone() });
     let fleet = Fleet {
@@ -60,12 +55,9 @@ pub fn open(config: FleetConfig, ahead: Prestart, drivers: &[DriverMaker<'_>]) -
         key,
         records,
         launch_context: maker,
-        owned: Default::default(),
+        supervisors,
         connections: Default::default(),
         jobs: Default::default(),
-        ahead,
-        launcher: Mutex::new(launcher),
-        leaving: Default::default(),
         steps: Default::default(),
     };
     // Who is about to make a Body opens the log while the launcher works on it.

@@ -40,31 +40,35 @@ impl Fleet {
         let first = run_blocking(namespaces);
         let (body, usable) = try_body(self).await;
         let findings = std::iter::once(first).chain(body).collect();
-        Ok(run_blocking(|| self.examine_host(findings, &usable)))
+        Ok(run_blocking(|| examine_host(&self.drivers, findings, &usable)))
     }
+}
 
-    /// Adds what needs no Body to be found out.
-    fn examine_host(&self, mut findings: Vec<DoctorFinding>, usable: &Result<(), String>) -> DoctorReport {
-        findings.push(landlock());
-        findings.extend(groups());
-        findings.push(subordinate_ids());
-        let mut layers = Vec::new();
-        for layer in Layer::ALL {
-            let (capabilities, lacks) = match self.drivers.find(layer) {
-                None => (None, Some("this pal does not have it yet".to_owned())),
-                Some(driver) => {
-                    let examined = driver.examine();
-                    findings.extend(examined.findings);
-                    let capabilities = Some(driver.capabilities());
-                    (capabilities, examined.lacks.or_else(|| usable.as_ref().err().cloned()))
-                }
-            };
-            let (usable, lacks) = (lacks.is_none(), lacks.into_iter().collect());
-            layers.push(LayerCheck { layer, usable, lacks, capabilities });
-        }
-        findings.extend(TOOLS.iter().map(|(tool, purpose, package)| on_path(tool, purpose, package)));
-        DoctorReport { findings, layers }
+/// Adds the checks that need no Body.
+fn examine_host(
+    drivers: &crate::drivers::Drivers,
+    mut findings: Vec<DoctorFinding>,
+    usable: &Result<(), String>,
+) -> DoctorReport {
+    findings.push(landlock());
+    findings.extend(groups());
+    findings.push(subordinate_ids());
+    let mut layers = Vec::new();
+    for layer in Layer::ALL {
+        let (capabilities, lacks) = match drivers.find(layer) {
+            None => (None, Some("this pal does not have it yet".to_owned())),
+            Some(driver) => {
+                let examined = driver.examine();
+                findings.extend(examined.findings);
+                let capabilities = Some(driver.capabilities());
+                (capabilities, examined.lacks.or_else(|| usable.as_ref().err().cloned()))
+            }
+        };
+        let (usable, lacks) = (lacks.is_none(), lacks.into_iter().collect());
+        layers.push(LayerCheck { layer, usable, lacks, capabilities });
     }
+    findings.extend(TOOLS.iter().map(|(tool, purpose, package)| on_path(tool, purpose, package)));
+    DoctorReport { findings, layers }
 }
 
 /// Makes a Body, runs a command in it, removes it.

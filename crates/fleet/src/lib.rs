@@ -35,23 +35,23 @@ mod settings;
 mod shutdown_wait;
 mod snapshots;
 mod step_locks;
+mod supervisors;
 mod templates;
 mod view;
 mod vm;
 mod work;
 
 use std::{
-    collections::HashMap,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use body::process::{LaunchContext, Launcher, SupervisorHandle};
+use body::process::LaunchContext;
 use data::Prestart;
 use drivers::Drivers;
-use pool::Pool;
-use proto::{BodyId, Draft, Event, Failure, Spec, launch::RunRecord};
+use proto::{BodyId, Draft, Event, Failure};
 use store::Records;
+use supervisors::{OwnedBody, Supervisors};
 
 pub use access::{GuestAccess, ResourceUsage};
 pub use body::{
@@ -59,6 +59,7 @@ pub use body::{
     guest::PortStream,
 };
 pub use copy::BodyFiles;
+pub use create::Creator;
 pub use data::FleetConfig;
 pub use doctor::{DoctorReport, LayerCheck};
 pub use drivers::DriverMaker;
@@ -72,8 +73,10 @@ pub use images::{
 pub use lease::{Lease, Leases, Rest, Then};
 pub use lifecycle::{Force, describe_end};
 pub use log::Log;
+pub use pool::Pool;
 pub use request::{Create, ExecRequest, Stdin, TtySize};
 pub use settings::{Setting, Settings, SettingsRecord};
+pub use snapshots::Snapshots;
 pub use store::{Durability, EventOrder, EventQuery, ExecFilter, LogVerdict, clock};
 pub use templates::{
     BASE, BaseImage, BuildJob, BuildRequest, BuildState, BuildStep, Builds, INTERPRETER, Instruction,
@@ -102,43 +105,17 @@ pub struct Fleet {
     /// Opened when they are first used.
     records: Arc<dyn Records>,
     launch_context: Arc<LaunchContext>,
-    /// Keepers that are this process's children: to be waited for, and for some Bodies the thread they hang by.
-    owned: Mutex<HashMap<BodyId, OwnedBody>>,
+    supervisors: Supervisors,
     /// Guests that commands were run by, and connections to them.
     connections: exec::GuestConnections,
-    /// What is started ahead.
-    ahead: Prestart,
     /// Templates that are being built.
     jobs: templates::BuildJobs,
-    /// Started ahead.
-    launcher: Mutex<Option<Launcher>>,
     /// How each layer makes Bodies.
     drivers: Drivers,
     /// Bodies that wait, for a caller that stays.
     pool: Option<Pool>,
-    /// Keepers that cleared their Body away and are about to exit.
-    leaving: Mutex<Vec<SupervisorHandle>>,
     /// Locks of Bodies of steps, held for as long as this process works at them.
     steps: step_locks::StepLocks,
-}
-
-/// A Body that this process made.
-#[derive(Debug)]
-struct OwnedBody {
-    supervisor: SupervisorHandle,
-    /// Where it runs and what it is: asked for by each exec.
-    running: RunRecord,
-    spec: Spec,
-    /// Whether its end is in the log.
-    told: bool,
-}
-
-impl Drop for Fleet {
-    fn drop(&mut self) {
-        for mut supervisor in std::mem::take(&mut *lock_mutex(&self.leaving)) {
-            supervisor.reap();
-        }
-    }
 }
 
 impl Fleet {
@@ -184,28 +161,6 @@ impl Fleet {
         self.drivers.context.token(id)
     }
 
-    fn launcher(&self) -> Result<Launcher, Failure> {
-        let ahead = lock_mutex(&self.launcher).take();
-        let started = ahead.map_or_else(|| self.launch_context.start_launcher(), Ok);
-        started.map_err(|error| failures::process("cannot start a Body", error))
-    }
-
-    /// Starts the launcher of the next Body, while this one is being made. One that cannot be started is started when
-    /// it is needed, and fails there.
-    fn prestart_launcher(&self) {
-        if self.ahead == Prestart::Always {
-            *lock_mutex(&self.launcher) = self.launch_context.start_launcher().ok();
-        }
-    }
-
-    fn owned_bodies(&self) -> MutexGuard<'_, HashMap<BodyId, OwnedBody>> {
-        lock_mutex(&self.owned)
-    }
-
-    fn take_supervisor(&self, id: &BodyId) -> Option<SupervisorHandle> {
-        self.owned_bodies().remove(id).map(|held| held.supervisor)
-    }
-
     /// The event log.
     pub fn log(&self) -> &Log {
         &self.log
@@ -215,13 +170,6 @@ impl Fleet {
     pub(crate) fn append(&self, draft: Draft) -> Result<Event, Failure> {
         self.log.append(draft)
     }
-
-    /// Lets a keeper exit in its own time; those that have are waited for.
-    fn reap_later(&self, supervisor: SupervisorHandle) {
-        let mut leaving = lock_mutex(&self.leaving);
-        leaving.retain_mut(|supervisor| !supervisor.try_reap());
-        leaving.push(supervisor);
-    }
 }
 
 /// The parts of a fleet. Each borrows the fleet and owns one group of operations.
@@ -229,6 +177,21 @@ impl Fleet {
     /// The commands of Bodies.
     pub fn execs(&self) -> Execs<'_> {
         Execs { fleet: self, connections: &self.connections }
+    }
+
+    /// Bodies that wait for a request; only a fleet that serves has them.
+    pub fn pool(&self) -> Option<&Pool> {
+        self.pool.as_ref()
+    }
+
+    /// The steps that create a Body.
+    pub fn creator(&self) -> Creator<'_> {
+        Creator { fleet: self }
+    }
+
+    /// Snapshots of Bodies, and forks.
+    pub fn snapshots(&self) -> Snapshots<'_> {
+        Snapshots { fleet: self }
     }
 
     /// The templates and their records.

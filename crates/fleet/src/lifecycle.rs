@@ -16,7 +16,7 @@ use proto::{
     spec::Life,
 };
 
-use crate::{BodyView, Discard, Fleet, Rest, Status, blocking::run_blocking, failures};
+use crate::{BodyView, Discard, Fleet, Rest, Status, blocking::run_blocking, failures, shutdown_wait};
 
 /// Whether a Body that runs may be removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -159,7 +159,7 @@ impl Fleet {
             output_max: spec.limits.output.0,
             running: running.filter(|_| spec.life == Life::Run),
         };
-        if let Some(held) = self.owned_bodies().get(id) {
+        if let Some(held) = self.supervisors.owned().get(id) {
             return Ok(known(&held.spec, Some(held.running.clone())));
         }
         let spec = self.dir(id)?.spec().map_err(|error| failures::dir(id, error))?;
@@ -199,7 +199,7 @@ impl Fleet {
     pub async fn start(&self, id: &BodyId) -> Result<BodyView, Failure> {
         let (dir, spec, _lock) = run_blocking(|| self.lock_body(id))?;
         match dir.condition().map_err(|error| failures::dir(id, error))? {
-            ProcessState::Running(running) if self.has_ended(id, &running).await? => {}
+            ProcessState::Running(running) if shutdown_wait::has_ended(self, id, &running).await? => {}
             ProcessState::Running(_) => return self.view(id),
             ProcessState::Paused(_) => return Err(paused_failure(id)),
             ProcessState::Stopped | ProcessState::Dead(_) | ProcessState::Interrupted if dir.is_swapped() => {
@@ -208,7 +208,7 @@ impl Fleet {
             ProcessState::Dead(_) | ProcessState::Stopped | ProcessState::Interrupted => {}
         }
         let view = run_blocking(|| self.start_ended(id, &dir, &spec))?;
-        self.await_template_start(view).await
+        self.creator().await_template_start(view).await
     }
 
     /// Starts a Body whose last guest has ended. The caller has its lock.
@@ -220,7 +220,7 @@ impl Fleet {
             )
             .hint(format!("remove it: pal rm {id}")));
         }
-        if let Some(mut supervisor) = self.take_supervisor(id) {
+        if let Some(mut supervisor) = self.supervisors.take(id) {
             supervisor.reap();
         }
         // It may have died with unsaved work.
@@ -236,7 +236,7 @@ impl Fleet {
             Failure::new(Kind::Host, "cannot forget the Body's last guest").because(error)
         })?;
         self.leases().note_resumed(id)?;
-        self.start_again(dir, spec, &*recipe)?;
+        self.creator().start_again(dir, spec, &*recipe)?;
         self.view(id)
     }
 
@@ -303,7 +303,7 @@ impl Fleet {
             self.leases().note_paused(id, Rest::Memory)?;
             self.write(id, BodyPaused { swap: true })?;
             driver.suspend(&dir, &spec, &running)?;
-            if let Some(mut supervisor) = self.take_supervisor(id) {
+            if let Some(mut supervisor) = self.supervisors.take(id) {
                 supervisor.reap();
             }
             self.view(id)
@@ -348,14 +348,8 @@ impl Fleet {
         })?;
         self.leases().note_resumed(&spec.id)?;
         self.write(&spec.id, BodyResumed { swap: true })?;
-        self.start_again(dir, spec, &*recipe)?;
-        self.drop_suspended_memory(dir)
-    }
-
-    fn drop_suspended_memory(&self, dir: &BodyDir) -> Result<(), Failure> {
-        dir.drop_suspended_memory().map_err(|error| {
-            Failure::new(Kind::Host, "cannot remove the Body's memory from the disk").because(error)
-        })
+        self.creator().start_again(dir, spec, &*recipe)?;
+        drop_suspended_memory(dir)
     }
 
     /// Ends a Body's processes and keeps its files.
@@ -395,10 +389,10 @@ impl Fleet {
             }
             // Its memory is given up, its files are the Body's own.
             ProcessState::Stopped | ProcessState::Dead(_) | ProcessState::Interrupted => {
-                self.drop_suspended_memory(dir)?
+                drop_suspended_memory(dir)?
             }
         }
-        if let Some(mut supervisor) = self.take_supervisor(id) {
+        if let Some(mut supervisor) = self.supervisors.take(id) {
             supervisor.reap();
         }
         // A Body that was stopped is stopped, also when its guest had to be killed for it.
@@ -437,7 +431,7 @@ impl Fleet {
     pub async fn remove_with(&self, id: &BodyId, force: Force, discard: Discard) -> Result<(), Failure> {
         run_blocking(|| {
             self.connections.forget(id);
-            let held = self.owned_bodies().remove(id);
+            let held = self.supervisors.owned().remove(id);
             let held = match held {
                 Some(held) if held.spec.life == Life::Run && force == Force::Yes => {
                     return self.remove_owned(id, held);
@@ -457,7 +451,7 @@ impl Fleet {
             let condition = dir.condition().map_err(|error| failures::dir(id, error))?;
             if let (ProcessState::Running(_) | ProcessState::Paused(_), Force::No) = (&condition, force) {
                 if let Some(held) = held {
-                    self.owned_bodies().insert(id.clone(), held);
+                    self.supervisors.owned().insert(id.clone(), held);
                 }
                 return Err(Failure::new(Kind::Conflict, format!("Body {id} is running"))
                     .hint(format!("stop it first: pal stop {id}, or end it: pal rm --force {id}")));
@@ -491,33 +485,33 @@ impl Fleet {
             self.remove_files(&dir, &spec)?;
             match (held, running) {
                 // It takes the mounts down in its own time; whoever made it waits for that at the end.
-                (Some(held), _) => self.reap_later(held.supervisor),
+                (Some(held), _) => self.supervisors.reap_later(held.supervisor),
                 (None, Some(running)) => process::wait_unmounted(running),
                 (None, None) => {}
             }
             drop(lock);
-            self.drop_unused_snapshots(&spec)
+            self.snapshots().drop_unused(&spec)
         })
     }
 
     /// Ends a Body that hangs by our own tether; its keeper clears it away.
     fn remove_owned(&self, id: &BodyId, held: crate::OwnedBody) -> Result<(), Failure> {
-        let crate::OwnedBody { mut supervisor, spec, told, .. } = held;
-        if !told {
+        let crate::OwnedBody { mut supervisor, spec, recorded, .. } = held;
+        if !recorded {
             self.write(id, BodyRemoved { by: None, discarded: false })?;
         }
         supervisor.terminate();
         // While the keeper is at work.
         self.log.tidy()?;
         supervisor.wait_cleanup();
-        self.reap_later(supervisor);
+        self.supervisors.reap_later(supervisor);
         let dir = BodyDir::at(self.body_path(id));
         if dir.path().exists() {
             // The keeper was killed, or the guest had ended before.
             self.remove_files(&dir, &spec)?;
         }
         self.egress().close(id)?;
-        self.drop_unused_snapshots(&spec)
+        self.snapshots().drop_unused(&spec)
     }
 
     /// What is left of a Body whose processes are gone.
@@ -548,6 +542,12 @@ impl Fleet {
     pub(crate) fn write(&self, id: &BodyId, data: impl Into<EventData>) -> Result<(), Failure> {
         self.append(Draft::about(id, data)).map(drop)
     }
+}
+
+fn drop_suspended_memory(dir: &BodyDir) -> Result<(), Failure> {
+    dir.drop_suspended_memory().map_err(|error| {
+        Failure::new(Kind::Host, "cannot remove the Body's memory from the disk").because(error)
+    })
 }
 
 /// What cannot be done before it goes on.

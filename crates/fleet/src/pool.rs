@@ -23,7 +23,7 @@ use body::{
 };
 use proto::{BodyId, Spec};
 
-use crate::{Fleet, lock_mutex, place::BodyPlace};
+use crate::{lock_mutex, place::BodyPlace};
 
 /// Pooled microVMs of one shape where the settings do not say.
 pub(crate) const POOL_SIZE_DEFAULT: u32 = 1;
@@ -79,7 +79,7 @@ struct QueuedOrder {
 
 /// The Bodies that wait, and the thread that starts them.
 #[derive(Debug)]
-pub(crate) struct Pool {
+pub struct Pool {
     shared: Arc<PoolShared>,
     worker: Option<JoinHandle<()>>,
 }
@@ -104,7 +104,7 @@ struct PoolState {
 
 impl Pool {
     /// An empty pool.
-    pub fn open(context: Arc<DriverContext>) -> Self {
+    pub(crate) fn open(context: Arc<DriverContext>) -> Self {
         let shared = Arc::new(PoolShared { context, state: Mutex::default(), changed: Condvar::new() });
         let working = shared.clone();
         let worker = std::thread::Builder::new().name("pal-pool".into()).spawn(move || working.work()).ok();
@@ -112,7 +112,7 @@ impl Pool {
     }
 
     /// Takes a Body of that shape that is alive.
-    pub fn take(&self, key: &PoolKey) -> Option<PooledBody> {
+    pub(crate) fn take(&self, key: &PoolKey) -> Option<PooledBody> {
         loop {
             let found = {
                 let mut state = lock_mutex(&self.shared.state);
@@ -129,12 +129,12 @@ impl Pool {
     }
 
     /// Ends a pooled Body.
-    pub fn discard(&self, pooled: PooledBody) {
+    pub(crate) fn discard(&self, pooled: PooledBody) {
         self.shared.discard(pooled);
     }
 
     /// Has another Body started of a shape that was just asked for.
-    pub fn order(&self, order: PoolOrder) {
+    pub(crate) fn order(&self, order: PoolOrder) {
         let mut state = lock_mutex(&self.shared.state);
         if order.key.shape.refill == Refill::AtOnce && state.last.as_ref() != Some(&order.key) {
             state.last = Some(order.key);
@@ -157,7 +157,7 @@ impl Pool {
     }
 
     /// Learns that a Body has had a command.
-    pub fn note_exec(&self, id: &BodyId) {
+    pub(crate) fn note_exec(&self, id: &BodyId) {
         let mut state = lock_mutex(&self.shared.state);
         let due = Instant::now() + REST;
         for queued in state.orders.iter_mut().filter(|queued| queued.order.after == *id) {
@@ -166,7 +166,7 @@ impl Pool {
     }
 
     /// Looks again whether as many wait as may.
-    pub fn check(&self) {
+    pub(crate) fn check(&self) {
         self.shared.changed.notify_all();
     }
 }
@@ -281,31 +281,15 @@ impl PoolShared {
     }
 }
 
-impl Fleet {
-    /// Has pooled Bodies started at once that were asked for, also while the host is busy: for benchmarks and tests.
+impl Pool {
+    /// Starts requested Bodies at once, also while the host is busy: for benchmarks and tests.
     pub fn force_refill(&self) {
-        if let Some(pool) = &self.pool {
-            lock_mutex(&pool.shared.state).hurry = true;
-            pool.check();
-        }
+        lock_mutex(&self.shared.state).hurry = true;
+        self.check();
     }
 
     /// How many Bodies wait in the pool.
-    pub fn pooled(&self) -> usize {
-        self.pool.as_ref().map_or(0, |pool| lock_mutex(&pool.shared.state).ready.len())
-    }
-
-    /// Tells the pool that a Body has had a command.
-    pub(crate) fn note_first_exec(&self, id: &BodyId) {
-        if let Some(pool) = &self.pool {
-            pool.note_exec(id);
-        }
-    }
-
-    /// Tells the pool that a setting changed.
-    pub(crate) fn check_pool(&self) {
-        if let Some(pool) = &self.pool {
-            pool.check();
-        }
+    pub fn ready(&self) -> usize {
+        lock_mutex(&self.shared.state).ready.len()
     }
 }

@@ -219,7 +219,9 @@ impl SettingsRecord<'_> {
     /// Sets one, and leaves the others as they are.
     pub fn set(&self, setting: Setting, value: &str) -> Result<Settings, Failure> {
         let settings = self.change(setting, |settings| setting.put(settings, value))?;
-        self.fleet.check_pool();
+        if let Some(pool) = self.fleet.pool() {
+            pool.check();
+        }
         Ok(settings)
     }
 

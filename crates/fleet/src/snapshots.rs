@@ -28,18 +28,24 @@ enum SnapshotPurpose {
 /// Most forks of one request.
 const FORKS_MAX: u32 = 1000;
 
-impl Fleet {
-    pub(crate) fn snapshot_path(&self, id: &SnapshotId) -> PathBuf {
-        self.data.join("snapshots").join(id.as_str())
+/// Snapshots of Bodies, and forks.
+#[derive(Debug, Clone, Copy)]
+pub struct Snapshots<'a> {
+    pub(crate) fleet: &'a Fleet,
+}
+
+impl Snapshots<'_> {
+    pub(crate) fn path(&self, id: &SnapshotId) -> PathBuf {
+        self.fleet.data.join("snapshots").join(id.as_str())
     }
 
     /// Freezes the files of a Body under an id, and a name if one is given.
-    pub async fn snapshot(&self, id: &BodyId, name: Option<String>) -> Result<SnapshotView, Failure> {
+    pub async fn create(&self, id: &BodyId, name: Option<String>) -> Result<SnapshotView, Failure> {
         run_blocking(|| {
             if let Some(name) = &name {
                 self.check_name(name)?;
             }
-            let (dir, spec, _lock) = self.lock_body(id)?;
+            let (dir, spec, _lock) = self.fleet.lock_body(id)?;
             self.take(&dir, &spec, name, SnapshotPurpose::Kept).map(view)
         })
     }
@@ -93,14 +99,14 @@ impl Fleet {
         purpose: SnapshotPurpose,
         dependency: Option<(&str, &str)>,
     ) -> Result<SnapshotManifest, Failure> {
-        let manifest = self.announce_snapshot(dir, spec, name, purpose, dependency)?;
-        let to = self.snapshot_path(&manifest.id);
-        let taken = self.driver(spec)?.snapshot(dir, spec, &to, manifest);
-        taken.inspect_err(|_| drop(snapshot::remove(&self.launch_context.programs, &spec.ids, &to)))
+        let manifest = self.announce(dir, spec, name, purpose, dependency)?;
+        let to = self.path(&manifest.id);
+        let taken = self.fleet.driver(spec)?.snapshot(dir, spec, &to, manifest);
+        taken.inspect_err(|_| drop(snapshot::remove(&self.fleet.launch_context.programs, &spec.ids, &to)))
     }
 
     /// Writes down that there will be a snapshot.
-    fn announce_snapshot(
+    fn announce(
         &self,
         dir: &BodyDir,
         spec: &Spec,
@@ -118,7 +124,7 @@ impl Fleet {
             id: SnapshotId::from_random(drawn),
             name,
             body: id.clone(),
-            owner: self.leases().get(id).ok().flatten().and_then(|lease| lease.owner),
+            owner: self.fleet.leases().get(id).ok().flatten().and_then(|lease| lease.owner),
             created_at: store::clock::now(),
             template: spec.template.clone(),
             below: spec.snapshots.clone(),
@@ -135,12 +141,13 @@ impl Fleet {
             layer: spec.layer,
             machine: None,
         };
-        self.write(id, SnapshotCreated { snapshot: manifest.id.clone(), name: manifest.name.clone() })?;
+        self.fleet
+            .write(id, SnapshotCreated { snapshot: manifest.id.clone(), name: manifest.name.clone() })?;
         Ok(manifest)
     }
 
     /// All snapshots that somebody named or took, oldest first.
-    pub fn snapshots(&self) -> Result<Vec<SnapshotView>, Failure> {
+    pub fn list(&self) -> Result<Vec<SnapshotView>, Failure> {
         let mut views: Vec<SnapshotView> =
             self.manifests().into_iter().filter(|manifest| manifest.dependency.is_none()).map(view).collect();
         views.sort_by(|a, b| (&a.created_at, &a.id).cmp(&(&b.created_at, &b.id)));
@@ -148,12 +155,12 @@ impl Fleet {
     }
 
     pub(crate) fn manifests(&self) -> Vec<SnapshotManifest> {
-        let entries = std::fs::read_dir(self.data.join("snapshots")).into_iter().flatten().flatten();
+        let entries = std::fs::read_dir(self.fleet.data.join("snapshots")).into_iter().flatten().flatten();
         entries.filter_map(|entry| snapshot::read(&entry.path()).ok()).collect()
     }
 
     /// By whole id, name, or a prefix of the id that only one has.
-    pub(crate) fn find_snapshot(&self, key: &str) -> Result<SnapshotManifest, Failure> {
+    pub(crate) fn find(&self, key: &str) -> Result<SnapshotManifest, Failure> {
         let all = self.manifests();
         let exact =
             all.iter().find(|manifest| manifest.id.as_str() == key || manifest.name.as_deref() == Some(key));
@@ -170,15 +177,15 @@ impl Fleet {
     }
 
     /// The snapshot that a template's name means, where it means one.
-    pub fn find_snapshot_view(&self, key: &str) -> Option<SnapshotView> {
-        self.find_snapshot(bare(key)).ok().map(view)
+    pub fn find_view(&self, key: &str) -> Option<SnapshotView> {
+        self.find(bare(key)).ok().map(view)
     }
 
     /// A snapshot and what is below it, nearest first.
     pub(crate) fn stack(&self, top: &SnapshotManifest) -> Result<Vec<SnapshotLower>, Failure> {
-        let mut stack = vec![snapshot::below(self.snapshot_path(&top.id), top)];
+        let mut stack = vec![snapshot::below(self.path(&top.id), top)];
         for id in &top.below {
-            let dir = self.snapshot_path(id);
+            let dir = self.path(id);
             let manifest = snapshot::read(&dir).map_err(|error| {
                 Failure::new(Kind::Host, format!("snapshot {id}, which others stand on, cannot be read"))
                     .because(error)
@@ -190,41 +197,45 @@ impl Fleet {
 
     /// A snapshot, what is below it, and the template's root below that.
     pub(crate) fn under_snapshot(&self, top: &SnapshotManifest) -> Result<RootfsStack, Failure> {
-        let layers = top.base.as_ref().map(|base| self.templates().layers_below(&base.layers)).transpose()?;
+        let layers =
+            top.base.as_ref().map(|base| self.fleet.templates().layers_below(&base.layers)).transpose()?;
         Ok(RootfsStack {
             snapshots: self.stack(top)?,
             layers,
-            workspaces: self.workspaces().workspaces_below(&top.workspaces)?,
-            home: self.homes().home_below(top.home.as_ref())?,
+            workspaces: self.fleet.workspaces().workspaces_below(&top.workspaces)?,
+            home: self.fleet.homes().home_below(top.home.as_ref())?,
         })
     }
 
     /// Snapshots below a Body that exists.
     pub(crate) fn below(&self, spec: &Spec) -> Result<Vec<SnapshotLower>, Failure> {
         match spec.snapshots.first() {
-            Some(first) => self.stack(&self.find_snapshot(first.as_str())?),
+            Some(first) => self.stack(&self.find(first.as_str())?),
             None => Ok(Vec::new()),
         }
     }
 
     /// Removes a snapshot that no Body and no other snapshot stands on.
-    pub fn remove_snapshot(&self, key: &str) -> Result<SnapshotId, Failure> {
-        let manifest = self.find_snapshot(key)?;
+    pub fn remove(&self, key: &str) -> Result<SnapshotId, Failure> {
+        let manifest = self.find(key)?;
         if let Some(user) = self.user_of(&manifest.id)? {
             return Err(Failure::new(Kind::Conflict, format!("{user} stands on snapshot {}", manifest.id))
                 .hint("remove that first"));
         }
         let data = SnapshotRemoved { snapshot: manifest.id.clone(), name: manifest.name };
-        self.write(&manifest.body, data)?;
-        snapshot::remove(&self.launch_context.programs, &manifest.ids, &self.snapshot_path(&manifest.id))
+        self.fleet.write(&manifest.body, data)?;
+        snapshot::remove(&self.fleet.launch_context.programs, &manifest.ids, &self.path(&manifest.id))
             .map_err(failures::removal)?;
         Ok(manifest.id)
     }
 
     /// Who needs a snapshot.
     pub(crate) fn user_of(&self, id: &SnapshotId) -> Result<Option<String>, Failure> {
-        let specs =
-            self.ids()?.into_iter().filter_map(|body| body::BodyDir::at(self.body_path(&body)).spec().ok());
+        let specs = self
+            .fleet
+            .ids()?
+            .into_iter()
+            .filter_map(|body| body::BodyDir::at(self.fleet.body_path(&body)).spec().ok());
         let body = specs
             .into_iter()
             .find(|spec| spec.snapshots.contains(id))
@@ -239,11 +250,11 @@ impl Fleet {
     }
 
     /// Snapshots without a name were taken for forks, and go with the last of them.
-    pub(crate) fn drop_unused_snapshots(&self, spec: &Spec) -> Result<(), Failure> {
+    pub(crate) fn drop_unused(&self, spec: &Spec) -> Result<(), Failure> {
         for id in &spec.snapshots {
-            let Ok(manifest) = snapshot::read(&self.snapshot_path(id)) else { continue };
+            let Ok(manifest) = snapshot::read(&self.path(id)) else { continue };
             if manifest.for_forks && self.user_of(id)?.is_none() {
-                snapshot::remove(&self.launch_context.programs, &manifest.ids, &self.snapshot_path(id))
+                snapshot::remove(&self.fleet.launch_context.programs, &manifest.ids, &self.path(id))
                     .map_err(failures::removal)?;
             }
         }
@@ -268,15 +279,15 @@ impl Fleet {
         }
         // Held until the forks stand on the snapshot: before that nobody seems to need it.
         let (parent, manifest, _lock) = run_blocking(|| -> Result<_, Failure> {
-            let (dir, parent, lock) = self.lock_body(id)?;
+            let (dir, parent, lock) = self.fleet.lock_body(id)?;
             let manifest = self.take(&dir, &parent, None, SnapshotPurpose::Forks)?;
             Ok((parent, manifest, lock))
         })?;
         let mut views = Vec::new();
         for _ in 0..count {
             let request = Create { lease: lease.clone(), ..fork_request(&parent, &manifest) };
-            let made = match run_blocking(|| self.create_now(request, Some(id.clone()))) {
-                Ok(view) => self.await_template_start(view).await,
+            let made = match run_blocking(|| self.fleet.creator().create_now(request, Some(id.clone()))) {
+                Ok(view) => self.fleet.creator().await_template_start(view).await,
                 Err(failure) => Err(failure),
             };
             match made {
@@ -288,17 +299,17 @@ impl Fleet {
             }
         }
         let bodies = views.iter().map(BodyView::id).cloned().collect();
-        run_blocking(|| self.write(id, BodyForked { snapshot: manifest.id, bodies }))?;
+        run_blocking(|| self.fleet.write(id, BodyForked { snapshot: manifest.id, bodies }))?;
         Ok(views)
     }
 
     /// All of them or none.
     async fn undo_forks(&self, views: &[BodyView], manifest: &SnapshotManifest) {
         for view in views {
-            let _ = self.remove(view.id(), crate::Force::Yes).await;
+            let _ = self.fleet.remove(view.id(), crate::Force::Yes).await;
         }
-        let path = self.snapshot_path(&manifest.id);
-        let _ = run_blocking(|| snapshot::remove(&self.launch_context.programs, &manifest.ids, &path));
+        let path = self.path(&manifest.id);
+        let _ = run_blocking(|| snapshot::remove(&self.fleet.launch_context.programs, &manifest.ids, &path));
     }
 }
 

@@ -36,7 +36,7 @@ pub fn may_see_snapshot(fleet: &Fleet, caller: &Caller, snapshot: &SnapshotView)
 
 /// The snapshots that a caller may see.
 pub fn snapshots(fleet: &Fleet, caller: &Caller) -> Result<Vec<SnapshotView>, Failure> {
-    Ok(fleet.snapshots()?.into_iter().filter(|view| may_see_snapshot(fleet, caller, view)).collect())
+    Ok(fleet.snapshots().list()?.into_iter().filter(|view| may_see_snapshot(fleet, caller, view)).collect())
 }
 
 /// Checks that a caller may create Bodies from a template or snapshot; to others it does not exist.
@@ -47,7 +47,7 @@ pub fn usable(fleet: &Fleet, caller: &Caller, asked: &str) -> Result<(), Failure
     let seen = match fleet.templates().find(asked)? {
         Some(template) => may_see_template(caller, &template),
         // The function that creates the Body reports a name that is no snapshot either.
-        None => fleet.find_snapshot_view(asked).is_none_or(|view| may_see_snapshot(fleet, caller, &view)),
+        None => fleet.snapshots().find_view(asked).is_none_or(|view| may_see_snapshot(fleet, caller, &view)),
     };
     if seen {
         Ok(())

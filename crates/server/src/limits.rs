@@ -209,7 +209,7 @@ impl QuotaShare {
 
 /// Admits the creation of a Body, or refuses it with the reason and the time to retry.
 pub async fn admit(app: &App, caller: &Caller, create: &Create) -> Result<CreatePermit, Failure> {
-    let limits = app.fleet().limits(create)?;
+    let limits = app.fleet().creator().limits(create)?;
     let share = QuotaShare {
         bodies: 1,
         cpu_milli: limits.cpu_milli.into(),

@@ -240,6 +240,8 @@ pub enum ChainBreach {
         /// The sequence number of the seal in the node's chain.
         seal: u64,
     },
+    /// The last seal is missing.
+    Seal,
     /// The log has more or fewer events than were stored.
     Count {
         /// The number of events in the log.
@@ -273,6 +275,7 @@ impl fmt::Display for ChainBreach {
             ChainBreach::Resealed { seal } => {
                 write!(f, "the event is not the one that seal {seal} of the node names")
             }
+            ChainBreach::Seal => f.write_str("the last seal of the log is missing"),
             ChainBreach::Count { found, stored } => {
                 write!(f, "there are {found} events, and {stored} were stored")
             }

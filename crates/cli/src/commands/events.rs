@@ -91,7 +91,8 @@ async fn verify(fleet: &Fleet, format: Format) -> Result<(), Failure> {
         LogVerdict::Broken { chain, seq, why } => {
             let place = match (chain, seq) {
                 (Some(chain), Some(seq)) => format!(" at event {seq} of chain {}", visible(&chain)),
-                _ => String::new(),
+                (Some(chain), None) => format!(" in chain {}", visible(&chain)),
+                (None, _) => String::new(),
             };
             let why = visible(&why.to_string());
             Err(Failure::new(Kind::Conflict, format!("the log is broken{place}: {why}"))

@@ -26,7 +26,7 @@ pub async fn snapshot(fleet: &Fleet, args: SnapshotArgs, format: Format) -> Resu
 
 async fn take(fleet: &Fleet, body: &str, name: Option<String>, format: Format) -> Result<(), Failure> {
     let view = fleet.find(body)?;
-    let taken = progress::watch("taking the snapshot", fleet.snapshot(view.id(), name)).await?;
+    let taken = progress::watch("taking the snapshot", fleet.snapshots().create(view.id(), name)).await?;
     match format {
         Format::Text => output::line(&taken.id),
         Format::Json => output::json(&taken),
@@ -36,10 +36,10 @@ async fn take(fleet: &Fleet, body: &str, name: Option<String>, format: Format) -
 /// Removes the named snapshots; lists all if none is named.
 pub fn list_or_remove(fleet: &Fleet, remove: &[String], format: Format) -> Result<(), Failure> {
     if remove.is_empty() {
-        return list(&fleet.snapshots()?, format);
+        return list(&fleet.snapshots().list()?, format);
     }
     for key in remove {
-        let id = fleet.remove_snapshot(key)?;
+        let id = fleet.snapshots().remove(key)?;
         match format {
             Format::Text => output::line(id)?,
             Format::Json => output::json(&json!({ "id": id }))?,
@@ -68,7 +68,7 @@ fn list(views: &[SnapshotView], format: Format) -> Result<(), Failure> {
 /// Forks a Body.
 pub async fn fork(fleet: &Fleet, args: &ForkArgs, format: Format) -> Result<(), Failure> {
     let view = fleet.find(&args.body)?;
-    let forks = progress::watch("forking", fleet.fork(view.id(), args.count)).await?;
+    let forks = progress::watch("forking", fleet.snapshots().fork(view.id(), args.count)).await?;
     match format {
         Format::Text => forks.iter().try_for_each(|fork| output::line(fork.id())),
         Format::Json => output::json_lines(&forks),

@@ -171,19 +171,21 @@ impl<'a> Exec<'a> {
         let (fleet, id) = (self.fleet(), self.body.clone());
         let removed = Draft::about(&id, BodyRemoved { by: None, discarded: false });
         let (ended, _) = run_blocking(|| self.record_end(Some(removed)))?;
-        fleet.owned_bodies().get_mut(&id).into_iter().for_each(|held| held.told = true);
+        fleet.supervisors.owned().get_mut(&id).into_iter().for_each(|held| held.recorded = true);
         Ok(ended)
     }
 
     /// Appends the end of the command, and of its Body if that goes with it, in one transaction.
     fn record_end(self, removed: Option<Draft>) -> Result<(ExecEnd, ExecStream), Failure> {
         let fleet = self.fleet();
-        fleet.note_first_exec(&self.body);
+        if let Some(pool) = fleet.pool() {
+            pool.note_exec(&self.body);
+        }
         let body_end = if self.broken { body_end(fleet, &self.body) } else { None };
         // Read before the Body goes, and its cgroups with it.
         let out_of_memory = self.guest.oom_kills() > self.oom_before || body_end == Some(GuestEnd::Oom);
         if removed.is_some() {
-            let mut owned = fleet.owned_bodies();
+            let mut owned = fleet.supervisors.owned();
             owned.get_mut(&self.body).into_iter().for_each(|held| held.supervisor.terminate());
         }
         let (code, signal) = match &self.end {

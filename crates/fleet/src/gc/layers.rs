@@ -23,7 +23,7 @@ impl GarbageCollector<'_> {
             needed.extend(spec.home.into_iter().flat_map(|home| home.layers));
         }
         needed.extend(self.fleet.homes().records()?.into_iter().flat_map(|home| home.layers));
-        for manifest in self.fleet.manifests() {
+        for manifest in self.fleet.snapshots().manifests() {
             needed.extend(manifest.base.into_iter().flat_map(|base| base.layers));
             needed.extend(manifest.workspaces.into_iter().flat_map(|workspace| workspace.layers));
             needed.extend(manifest.home.into_iter().flat_map(|home| home.layers));

@@ -164,7 +164,7 @@ impl GarbageCollector<'_> {
         if spec.role == BodyRole::Step && dir.is_step_left() {
             return Some("it was made for a step, and its `pal` is gone");
         }
-        if spec.life == Life::Kept || self.fleet.owned_bodies().contains_key(id) {
+        if spec.life == Life::Kept || self.fleet.supervisors.owned().contains_key(id) {
             return None;
         }
         match dir.condition() {
@@ -200,7 +200,7 @@ impl GarbageCollector<'_> {
                 Err(_) => "it was never finished",
                 Ok(manifest)
                     if manifest.for_forks
-                        && self.fleet.user_of(&manifest.id)?.is_none()
+                        && self.fleet.snapshots().user_of(&manifest.id)?.is_none()
                         && !self.layers_in_use() =>
                 {
                     "no fork stands on it"

@@ -108,8 +108,13 @@ impl GarbageCollector<'_> {
         let mut total: u64 = self.stored_bytes();
         let mut gone: BTreeSet<proto::SnapshotId> = BTreeSet::new();
         loop {
-            let left: Vec<_> =
-                self.fleet.manifests().into_iter().filter(|manifest| !gone.contains(&manifest.id)).collect();
+            let left: Vec<_> = self
+                .fleet
+                .snapshots()
+                .manifests()
+                .into_iter()
+                .filter(|manifest| !gone.contains(&manifest.id))
+                .collect();
             let mut spares: Vec<_> = left.iter().filter(|manifest| manifest.dependency.is_some()).collect();
             spares.sort_by_key(|manifest| {
                 fs::metadata(path(&manifest.id).join("manifest.json"))
@@ -154,7 +159,7 @@ impl GarbageCollector<'_> {
             .filter_map(|entry| layers::read(&entry.path()).ok())
             .map(|record| record.bytes)
             .sum::<u64>();
-        layers + self.fleet.manifests().iter().map(|manifest| manifest.bytes).sum::<u64>()
+        layers + self.fleet.snapshots().manifests().iter().map(|manifest| manifest.bytes).sum::<u64>()
     }
 
     /// Makes the store as small as it can be without taking anything from anybody.

@@ -383,7 +383,7 @@ impl Builds<'_> {
             request.env = egress.env();
             request.egress = Some(egress.spec.clone());
         }
-        let view = self.fleet.create_on(
+        let view = self.fleet.creator().create_on(
             DEFAULT_LAYER,
             request,
             ResolvedTemplate { rootfs, base: Some(base), settings, ..ResolvedTemplate::default() },
@@ -598,7 +598,7 @@ impl Builds<'_> {
         let origin = self.fleet.templates().origin_of(build.clone())?;
         let request =
             Create { template: format!("build {}", job.id), role: BodyRole::Step, ..Create::kept() };
-        let view = run_blocking(|| self.fleet.create_on(DEFAULT_LAYER, request, origin, None))?;
+        let view = run_blocking(|| self.fleet.creator().create_on(DEFAULT_LAYER, request, origin, None))?;
         let tried = self.try_out(job, view.id(), &build).await;
         self.fleet.remove(view.id(), Force::Yes).await?;
         tried?;

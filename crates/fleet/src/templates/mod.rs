@@ -206,15 +206,16 @@ impl Templates<'_> {
         }
         let manifest = self
             .fleet
-            .find_snapshot(crate::snapshots::bare(key))
+            .snapshots()
+            .find(crate::snapshots::bare(key))
             .map_err(|failure| if failure.kind == Kind::NotFound { unknown(key) } else { failure })?;
         self.origin_of_snapshot(manifest)
     }
 
     /// The same for a snapshot.
     pub(crate) fn origin_of_snapshot(&self, manifest: SnapshotManifest) -> Result<ResolvedTemplate, Failure> {
-        let rootfs = self.fleet.under_snapshot(&manifest)?;
-        let dir = self.fleet.snapshot_path(&manifest.id);
+        let rootfs = self.fleet.snapshots().under_snapshot(&manifest)?;
+        let dir = self.fleet.snapshots().path(&manifest.id);
         Ok(ResolvedTemplate {
             rootfs,
             base: manifest.base.clone(),
@@ -265,7 +266,7 @@ impl Templates<'_> {
     pub(crate) fn rootfs_stack(&self, spec: &Spec) -> Result<RootfsStack, Failure> {
         let layers = spec.base.as_ref().map(|base| self.layers_below(&base.layers)).transpose()?;
         Ok(RootfsStack {
-            snapshots: self.fleet.below(spec)?,
+            snapshots: self.fleet.snapshots().below(spec)?,
             layers,
             workspaces: self.fleet.workspaces().workspaces_below(&spec.workspaces)?,
             home: self.fleet.homes().home_below(spec.home.as_ref())?,

@@ -31,7 +31,7 @@ impl GarbageCollector<'_> {
         for id in self.fleet.ids()? {
             add("bodies", tree_bytes(&self.fleet.body_path(&id)));
         }
-        for manifest in self.fleet.manifests() {
+        for manifest in self.fleet.snapshots().manifests() {
             add(if manifest.dependency.is_some() { "dependencies" } else { "snapshots" }, manifest.bytes);
         }
         for entry in fs::read_dir(self.fleet.templates().layers_dir()).into_iter().flatten().flatten() {

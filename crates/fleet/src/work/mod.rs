@@ -65,7 +65,8 @@ impl Workspaces<'_> {
 
     /// Where the work of a Body is.
     pub(crate) fn sources(&self, spec: &Spec) -> Result<Vec<BodyWorkspace>, Failure> {
-        let snapshots: Vec<_> = self.fleet.below(spec)?.into_iter().map(|below| below.dir).collect();
+        let snapshots: Vec<_> =
+            self.fleet.snapshots().below(spec)?.into_iter().map(|below| below.dir).collect();
         let source = |workspace: &Workspace| BodyWorkspace {
             body: spec.id.clone(),
             dir: self.fleet.body_path(&spec.id),
@@ -122,7 +123,7 @@ impl Workspaces<'_> {
         let _ = self.fleet.write(id, BodyRemoved { by: Some(RemovedBy::Up), discarded: false });
         let _ = self.fleet.remove_files(&dir, &spec);
         drop(lock);
-        drop(self.fleet.take_supervisor(id));
+        drop(self.fleet.supervisors.take(id));
         spec.workspaces.iter().for_each(|workspace| workspace::release(id, workspace));
     }
 

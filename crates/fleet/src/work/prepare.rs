@@ -85,7 +85,8 @@ impl Workspaces<'_> {
             return Ok(prepared);
         }
         let key = key(&footing, &all, &prepared, layer);
-        let known = self.fleet.manifests().into_iter().filter(|manifest| manifest.dependency.is_some());
+        let known =
+            self.fleet.snapshots().manifests().into_iter().filter(|manifest| manifest.dependency.is_some());
         let mut known: Vec<_> = known.collect();
         known.sort_by(|a, b| b.created_at.cmp(&a.created_at));
         if let Some(found) = known.iter().find(|manifest| manifest.dependency.as_deref() == Some(&key)) {
@@ -274,7 +275,7 @@ impl Workspaces<'_> {
                 self.fleet.driver(&spec)?.kill_synced(&dir, &spec, &running)?;
                 body::process::wait_unmounted(&running);
             }
-            self.fleet.take_dependencies(&dir, &spec, origin, key).map(|id| id.to_string())
+            self.fleet.snapshots().take_dependencies(&dir, &spec, origin, key).map(|id| id.to_string())
         })
     }
 }

@@ -259,7 +259,7 @@ pub async fn fork(
     let admitted = limits::admit_forks(&app, &caller, &view.spec, count).await?;
     let (body, terms) = (view.id().clone(), lease.clone());
     let making = async move |fleet: &Fleet| {
-        let made = fleet.fork_leased(&body, count, Some(terms)).await;
+        let made = fleet.snapshots().fork_leased(&body, count, Some(terms)).await;
         // The permit is released here and not earlier: the forks are created even if the caller has
         // disconnected.
         drop(admitted);

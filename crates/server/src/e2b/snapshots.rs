@@ -32,7 +32,7 @@ pub async fn take(
 ) -> Result<Response, E2bRefusal> {
     let (view, _) = find(&app, &caller, &id).await?;
     let (body, name) = (view.id().clone(), asked.value.name.as_deref().map(template));
-    let taken = app.blocking(async move |fleet: &Fleet| fleet.snapshot(&body, name).await).await?;
+    let taken = app.blocking(async move |fleet: &Fleet| fleet.snapshots().create(&body, name).await).await?;
     Ok((StatusCode::CREATED, Json(snapshot_json(&taken))).into_response())
 }
 

@@ -118,7 +118,7 @@ pub async fn remove(
         return Ok(StatusCode::NO_CONTENT);
     }
     let key = snapshot(&app, &caller, &id).await?;
-    let removed = app.blocking(async move |fleet: &Fleet| fleet.remove_snapshot(&key)).await;
+    let removed = app.blocking(async move |fleet: &Fleet| fleet.snapshots().remove(&key)).await;
     match removed {
         Ok(_) => Ok(StatusCode::NO_CONTENT),
         Err(failure) if failure.kind == Kind::NotFound => Err(unknown(&id)),

@@ -188,7 +188,10 @@ async fn create(
     let create = wanted.into_create(&caller, request.map(|request| request.mark()))?;
     if let Some(layer) = create.layer {
         // A client cannot set up the layer, but may choose another one.
-        app.fleet().readiness(layer).map_err(|failure| Failure { kind: Kind::Conflict, ..failure })?;
+        app.fleet()
+            .creator()
+            .readiness(layer)
+            .map_err(|failure| Failure { kind: Kind::Conflict, ..failure })?;
     }
     let (asking, template) = (caller.clone(), create.template.clone());
     app.blocking(async move |fleet: &Fleet| authz::usable(fleet, &asking, &template)).await?;
@@ -448,7 +451,7 @@ async fn fork(
     let admitted = limits::admit_forks(&app, &caller, &spec, count).await?;
     let forks = app.blocking(async move |fleet: &Fleet| {
         let terms = fleet.leases().get(&id)?.map(fork_terms).transpose()?;
-        let views = fleet.fork_leased(&id, count, terms).await?;
+        let views = fleet.snapshots().fork_leased(&id, count, terms).await?;
         drop(admitted);
         views
             .into_iter()

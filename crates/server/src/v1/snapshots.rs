@@ -73,7 +73,7 @@ async fn take(
     let name = asked.and_then(|Sent(asked)| asked.name);
     let taken = state.0.blocking(async move |fleet: &Fleet| {
         own(fleet, &caller, &id)?;
-        fleet.snapshot(&id, name).await
+        fleet.snapshots().create(&id, name).await
     });
     Ok((StatusCode::CREATED, Json(taken.await?.into())))
 }
@@ -123,7 +123,7 @@ async fn remove(
 ) -> Result<StatusCode, V1Refusal> {
     let removed = state.0.blocking(async move |fleet: &Fleet| {
         let found = one(fleet, &caller, &key)?;
-        fleet.remove_snapshot(found.id.as_str()).map(drop)
+        fleet.snapshots().remove(found.id.as_str()).map(drop)
     });
     removed.await?;
     Ok(StatusCode::NO_CONTENT)

@@ -135,8 +135,9 @@ pub(super) struct LogState {
     pub node: NodeId,
     /// Position of the last event.
     pub pos: u64,
-    /// The position up to which all events are sealed.
-    sealed_pos: u64,
+    /// The position up to which all events are sealed. The event there is in the node's chain; 0 before the first
+    /// seal.
+    pub sealed_pos: u64,
     /// When the last seal was written, or the log created.
     sealed_at_ms: i64,
 }

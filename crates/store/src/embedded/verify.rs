@@ -87,7 +87,7 @@ impl ChainWalk {
         self.one_chain = log::stored_head(&moment, &ChainId::OneChain.to_string())?;
         self.rows(&moment)?;
         check_empty_chains(&moment)?;
-        let node = self.check_count(&moment)?;
+        let node = self.check_state(&moment)?;
         check_pages(&moment)?;
         let head = log::stored_head(&moment, &node.to_string())?;
         Ok(head.map_or_else(|| GENESIS.to_owned(), |head| head.hash))
@@ -143,18 +143,28 @@ impl ChainWalk {
         }
     }
 
-    /// Compares the number of events: it reveals a chain that is missing together with its head and was never
-    /// sealed.
-    fn check_count(&self, connection: &Connection) -> Result<ChainId, VerifyStop> {
-        match log::state(connection) {
-            Ok(state) if state.pos == self.events => Ok(ChainId::Node(state.node)),
-            Ok(state) => {
-                let why = ChainBreach::Count { found: self.events, stored: state.pos };
-                Err(VerifyStop::anywhere(why))
-            }
-            Err(error) if error.sqlite_error_code().is_some() => Err(error.into()),
-            Err(_) => Err(VerifyStop::anywhere(ChainBreach::Schema)),
+    /// Compares the log with its stored state, and returns the node's chain. The number of events reveals a chain that is
+    /// missing together with its head and was never sealed; the position of the last seal reveals that the node's own
+    /// chain is missing.
+    fn check_state(&self, connection: &Connection) -> Result<ChainId, VerifyStop> {
+        let state = match log::state(connection) {
+            Ok(state) => state,
+            Err(error) if error.sqlite_error_code().is_some() => return Err(error.into()),
+            Err(_) => return Err(VerifyStop::anywhere(ChainBreach::Schema)),
+        };
+        let node = ChainId::Node(state.node);
+        let place = params![row::column(state.sealed_pos), node.to_string()];
+        let sealed = state.sealed_pos == 0
+            || connection.prepare("SELECT 1 FROM events WHERE pos = ?1 AND chain = ?2")?.exists(place)?;
+        if !sealed {
+            let (chain, why) = (Some(node.to_string()), ChainBreach::Seal);
+            return Err(VerifyStop::Breach { chain, seq: None, why });
         }
+        if state.pos != self.events {
+            let why = ChainBreach::Count { found: self.events, stored: state.pos };
+            return Err(VerifyStop::anywhere(why));
+        }
+        Ok(node)
     }
 }
 

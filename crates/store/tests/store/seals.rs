@@ -75,6 +75,18 @@ fn a_seal_that_was_removed_or_changed_shows() {
 }
 
 #[test]
+fn the_chain_of_the_node_cannot_vanish_with_its_seals() {
+    let (dir, store) = sealed();
+    let node = ChainId::Node(store.node().unwrap()).to_string();
+    for table in ["events", "chains"] {
+        dir.meddler().execute(&format!("DELETE FROM {table} WHERE chain = ?1"), [&node]).unwrap();
+    }
+    dir.meddler().execute_batch("UPDATE log SET pos = (SELECT count(*) FROM events)").unwrap();
+    let broken = LogVerdict::Broken { chain: Some(node), seq: None, why: ChainBreach::Seal };
+    assert_eq!(store.verify().unwrap(), broken);
+}
+
+#[test]
 fn a_chain_that_vanished_before_its_first_seal_shows_in_the_count() {
     let (dir, store) = sealed();
     store.append_at_end(&ChainId::Body("three".parse().unwrap()), vec![draft_of("three", 1)]).unwrap();
