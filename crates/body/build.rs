@@ -1,4 +1,5 @@
-//! Builds the program that makes, keeps and becomes every Body, static and small, and hands it to the library as bytes.
+//! Builds `pal-launch`, the static program that is launcher, supervisor and guest of every Body, and embeds
+//! it in the library.
 //!
 //! It has a profile and a target directory of its own: a release optimizes it for size across crates (`guest`), a
 //! development build compiles it quickly (`guest-dev`).
@@ -12,8 +13,8 @@ use std::{
 
 const PACKAGE: &str = "launch";
 const PROGRAM: &str = "pal-launch";
-/// Hashes are a loop where the processor has no instruction for them: an emulated machine pays for every instruction it
-/// meets for the first time, and hashes little.
+/// Uses the compact implementation of SHA-2 where the CPU has no instructions for it: an emulated microVM
+/// pays for each instruction that it runs for the first time, and hashes little.
 const COMPACT: &str = r#"target.'cfg(unix)'.rustflags=['--cfg','sha2_backend_soft="compact"']"#;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -37,7 +38,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         cargo.arg("--locked");
     }
     cargo.args(["--package", PACKAGE]);
-    // What cargo tells this script is about this crate, not about the program.
+    // Cargo's variables describe this crate, and would mislead the build of the program.
     for (name, _) in env::vars()
         .filter(|(name, _)| name.starts_with("CARGO_") && name != "CARGO_HOME" || name == "RUSTFLAGS")
     {
@@ -52,14 +53,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// FNV-1a: a name that changes with the contents. Not a defence: the directory it stands in is the user's alone.
+/// FNV-1a: the name changes with the contents. It is no protection: only the user can write to the directory.
 fn hash(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
     })
 }
 
-/// The target directory this build writes to: four above `OUT_DIR`, wherever it was put.
+/// The target directory of this build: four levels above `OUT_DIR`.
 fn target_dir() -> Result<PathBuf, Box<dyn Error>> {
     let out = PathBuf::from(env::var("OUT_DIR")?);
     Ok(out.ancestors().nth(4).map(Path::to_owned).ok_or("OUT_DIR is not in a target directory")?)

@@ -1,65 +1,66 @@
-//! Archives that anybody may have made: read entry by entry, with limits, and never unpacked by path.
+//! Reads archives of unknown origin entry by entry, with limits, and never unpacks by path.
 //!
-//! Trust: everything in an archive is hostile. Sizes are counted as they arrive, names are checked before anybody sees
-//! them, and kinds that a layer has no use for (devices, sparse maps, capabilities) are left out or refused.
+//! Trust: everything in an archive is hostile. The reader counts sizes as bytes arrive, checks names before
+//! it passes them on, and skips or refuses kinds that a layer does not use (devices, sparse maps,
+//! capabilities).
 
 use std::io::{self, BufRead, BufReader, Read};
 
 use proto::pack::{LayerEntry, LayerEntryKind};
 use tar::{Archive, EntryType, Header, PaxExtensions};
 
-/// Longest extension header: names, and attributes that are not kept.
+/// The longest extension header, with names and with attributes that are not kept.
 const EXTENSION_LEN_MAX: u64 = 256 << 10;
-/// How far back zstd may look, as a power of two: so much memory it takes.
+/// The largest zstd window, as a power of two; it bounds the memory that decompression takes.
 const WINDOW_LOG_MAX: u32 = 27;
-/// How much is read behind an archive's end: tar fills its last block, 10 KiB where nobody chose another size.
+/// How many bytes are read after an archive's end: tar pads its last record, by default to 10 KiB.
 const PADDING_MAX: u64 = 4 << 20;
-/// Whose a file is that names an id no Body maps.
+/// The owner of a file whose id no Body maps.
 const NOBODY: u32 = 65_534;
 const ID_MAX: u32 = 65_535;
 
-/// How much an archive may hold.
+/// Limits for the contents of an archive.
 #[derive(Debug, Clone, Copy)]
 pub struct ArchiveLimits {
     /// Contents of all files together.
     pub bytes: u64,
-    /// Entries.
+    /// Number of entries.
     pub entries: u64,
 }
 
-/// What special names mean.
+/// The meaning of special names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dialect {
-    /// Nothing: a plain archive.
+    /// A plain archive; no name is special.
     Plain,
-    /// What `.wh.` before a name means in layers of images: gone.
+    /// A layer of an image: the prefix `.wh.` marks a whiteout.
     Image,
 }
 
 /// Why an archive cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ArchiveError {
-    /// Not an archive, or cut, or damaged.
+    /// The input is not an archive, is cut off, or is damaged.
     #[error("the archive cannot be read")]
     Read(#[source] io::Error),
-    /// More than allowed.
+    /// The archive exceeds a limit.
     #[error("the archive holds more than {0}")]
     TooMuch(String),
-    /// An entry that may not be in it.
+    /// The archive holds an entry that is not allowed.
     #[error("the archive holds {0}")]
     Refused(String),
-    /// Whoever takes the entries cannot.
-    #[error("cannot take what the archive holds")]
+    /// The receiver of the entries failed.
+    #[error("cannot store the contents of the archive")]
     Sink(#[source] io::Error),
 }
 
-/// Takes entries one after the other; of a file all contents must be read.
+/// Receives entries one after the other; it must read all contents of a file.
 pub trait Sink {
-    /// One entry.
+    /// Receives one entry.
     fn take(&mut self, entry: LayerEntry, contents: &mut dyn Read) -> io::Result<()>;
 }
 
-/// What was in an archive.
+/// The totals of an archive.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ArchiveTotals {
     /// Entries.
@@ -94,7 +95,7 @@ fn entries(
     bounds: ArchiveLimits,
     sink: &mut dyn Sink,
 ) -> Result<ArchiveTotals, ArchiveError> {
-    // Headers and padding count too, so that an archive of nothing but them ends.
+    // Headers and padding count too, so that an archive of nothing else ends.
     let stream_max = bounds.bytes.saturating_add(bounds.entries.saturating_mul(2048)).saturating_add(1 << 20);
     let mut archive = Archive::new(plain.take(stream_max));
     let mut counted = ArchiveTotals::default();
@@ -118,12 +119,13 @@ fn entries(
         }
         sink.take(found, &mut entry).map_err(ArchiveError::Sink)?;
     }
-    // Whoever writes it pads its end, and must not find that nobody listens; a compressed one ends in its checksum.
+    // The writer pads the end of the archive and must not get SIGPIPE; a compressed archive ends with its
+    // checksum.
     io::copy(&mut archive.into_inner().take(PADDING_MAX), &mut io::sink()).map_err(ArchiveError::Read)?;
     Ok(counted)
 }
 
-/// What extension headers say of the entry that follows them.
+/// The extension headers that apply to the entry after them.
 #[derive(Default)]
 struct ExtensionHeaders {
     path: Option<Vec<u8>>,
@@ -134,7 +136,7 @@ struct ExtensionHeaders {
 }
 
 impl ExtensionHeaders {
-    /// Whether that was an extension header.
+    /// Reads an extension header; false if the entry is none.
     fn read_header<R: Read>(&mut self, entry: &mut tar::Entry<'_, R>) -> Result<bool, ArchiveError> {
         let kind = entry.header().entry_type();
         if !matches!(
@@ -181,11 +183,11 @@ impl ExtensionHeaders {
         Ok(())
     }
 
-    /// None for what a layer has no use for.
+    /// Converts the header to an entry; none for a kind that a layer does not use.
     fn entry(self, header: &Header, dialect: Dialect) -> Result<Option<LayerEntry>, ArchiveError> {
         let size = header.entry_size().map_err(ArchiveError::Read)?;
         if self.size.is_some_and(|said| said != size) {
-            return Err(ArchiveError::Refused("an entry of two sizes".into()));
+            return Err(ArchiveError::Refused("an entry with two sizes".into()));
         }
         let raw = self.path.unwrap_or_else(|| header.path_bytes().into_owned());
         let mut path = clean(&raw)?;
@@ -213,7 +215,7 @@ impl ExtensionHeaders {
             Dialect::Image => whiteout(&mut path)?.unwrap_or(what),
         };
         if path.is_empty() && !matches!(what, LayerEntryKind::Dir | LayerEntryKind::Opaque) {
-            return Err(ArchiveError::Refused("a root that is no directory".into()));
+            return Err(ArchiveError::Refused("a root that is not a directory".into()));
         }
         let id = |said: Option<u64>, header: io::Result<u64>| {
             let id = said.or_else(|| header.ok()).unwrap_or(0);
@@ -232,7 +234,7 @@ impl ExtensionHeaders {
     }
 }
 
-/// A path without what means nothing (`./`, `//`), or an error for one that climbs.
+/// Removes `./` and `//` from a path; refuses a path with `..`.
 fn clean(raw: &[u8]) -> Result<Vec<u8>, ArchiveError> {
     let parts: Vec<&[u8]> =
         raw.split(|byte| *byte == b'/').filter(|part| !part.is_empty() && *part != b".").collect();
@@ -243,10 +245,10 @@ fn clean(raw: &[u8]) -> Result<Vec<u8>, ArchiveError> {
 
 fn bounded(target: Vec<u8>) -> Result<Vec<u8>, ArchiveError> {
     let fits = !target.is_empty() && target.len() <= proto::tree::PATH_LEN_MAX && !target.contains(&0);
-    if fits { Ok(target) } else { Err(ArchiveError::Refused("a link to nowhere".into())) }
+    if fits { Ok(target) } else { Err(ArchiveError::Refused("a link with an invalid target".into())) }
 }
 
-/// What a whiteout hides; its own name is cut from the path.
+/// Parses a whiteout, and cuts its name from the path.
 fn whiteout(path: &mut Vec<u8>) -> Result<Option<LayerEntryKind>, ArchiveError> {
     let cut = path.iter().rposition(|byte| *byte == b'/').map_or(0, |at| at + 1);
     let name = path[cut..].to_vec();
@@ -256,7 +258,7 @@ fn whiteout(path: &mut Vec<u8>) -> Result<Option<LayerEntryKind>, ArchiveError> 
     }
     let Some(hidden) = name.strip_prefix(b".wh.") else { return Ok(None) };
     if hidden.is_empty() || hidden == b"." || hidden == b".." || hidden.starts_with(b".wh.") {
-        return Err(ArchiveError::Refused("a whiteout of nothing".into()));
+        return Err(ArchiveError::Refused("a whiteout without a name".into()));
     }
     path.truncate(cut);
     path.extend_from_slice(hidden);
@@ -284,7 +286,7 @@ mod tests {
             let mut header = Header::new_gnu();
             header.set_entry_type(*kind);
             header.set_mode(0o755);
-            // By hand: the library refuses to write what we refuse to read.
+            // Written by hand, because the library refuses to write names that the reader must refuse.
             let name = &mut header.as_old_mut().name;
             name[..path.len().min(100)].copy_from_slice(&path.as_bytes()[..path.len().min(100)]);
             if matches!(kind, EntryType::Symlink | EntryType::Link) {

@@ -1,4 +1,4 @@
-//! What this host has to give.
+//! Measures the capacity of this host: CPUs, memory and disk.
 
 use std::path::Path;
 

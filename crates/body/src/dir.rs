@@ -1,17 +1,17 @@
-//! A Body's directory: all that any later process needs to find, use and end it.
+//! A Body's directory: everything that a later process needs to find, use and end the Body.
 //!
 //! ```text
-//! spec.json  what it was asked to be; named spec.draft while it is being made or removed
+//! spec.json  the Body's spec; named spec.draft while the Body is being created or removed
 //! enforcement.json  guest.sock  guest.log
 //! disk/      upper/ and work/ of a kept Body, owned by its ids
-//! run.json   while a guest was started and nobody has looked at its end yet
-//! end.json   why the last guest is gone, by the keeper
-//! step.lock  of a Body of a step: locked by the `pal` that works at it
-//! held       while its processes are stopped for a moment, for a snapshot
+//! run.json   the guest that was started last, until its end was handled
+//! end.json   why the last guest ended, written by the supervisor
+//! step.lock  of a Body of a build step: locked by the `pal` that runs the step
+//! held       exists while the Body's processes are briefly frozen for a snapshot
 //! ```
-//! Invariant: a directory without `spec.json` is no Body: what a killed `pal` made or removed by half is never
-//! mistaken for one. The file's contents never change.
-//! Trust: the files are ours; a Body cannot reach them. They may still be cut short by a full disk.
+//! Invariant: a directory without `spec.json` is not a Body, so a Body that a killed `pal` half created or
+//! half removed is never mistaken for one. The file's contents never change.
+//! Trust: the files are ours; a Body cannot reach them. A full disk may still have cut them short.
 
 use std::{
     fs::{self, File},
@@ -44,15 +44,15 @@ const STEP_LOCK: &str = "step.lock";
 const RUN: &str = "run.json";
 const RECEIPT: &str = "receipt.json";
 const FILE_LEN_MAX: u64 = 1 << 20;
-/// How long a keeper may take to write down how its guest ended.
+/// How long a supervisor may take to record how its guest ended.
 const KEEPER_PATIENCE: Duration = Duration::from_secs(5);
-/// How long the kernel may take a process apart.
+/// How long the kernel may take to remove a killed process.
 const ENDING_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Why a Body's directory cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DirError {
-    /// Its record cannot be read.
+    /// A record cannot be read.
     #[error("cannot read {name} of the Body")]
     Read {
         /// Which file.
@@ -61,7 +61,7 @@ pub enum DirError {
         #[source]
         source: io::Error,
     },
-    /// Its record cannot be written.
+    /// A record cannot be written.
     #[error("cannot write {name} of the Body")]
     Write {
         /// Which file.
@@ -70,7 +70,7 @@ pub enum DirError {
         #[source]
         source: io::Error,
     },
-    /// Its record makes no sense.
+    /// A record cannot be parsed.
     #[error("{name} of the Body is damaged")]
     Damaged {
         /// Which file.
@@ -81,18 +81,18 @@ pub enum DirError {
     },
 }
 
-/// How a Body is.
+/// The state of a Body's processes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ProcessState {
     /// Its guest runs.
     Running(RunRecord),
     /// Its guest is frozen.
     Paused(RunRecord),
-    /// It was stopped in order, or never started.
+    /// The guest was shut down, or never started.
     Stopped,
-    /// Its guest died.
+    /// The guest died.
     Dead(GuestEnd),
-    /// It ran in an earlier boot.
+    /// The guest ran in an earlier boot of the host.
     Interrupted,
 }
 
@@ -102,32 +102,34 @@ pub struct BodyDir {
     path: PathBuf,
 }
 
-/// Held by whoever changes a Body's life; released with its descriptor, also by `kill -9`.
+/// The lock that a process holds while it changes a Body's state; the kernel releases it with its descriptor,
+/// also after `kill -9`.
 #[derive(Debug)]
 pub struct BodyLock(#[expect(dead_code, reason = "held for its descriptor")] OwnedFd);
 
 impl BodyDir {
-    /// The directory at `path`, whether it is there or not.
+    /// The directory at `path`, whether it exists or not.
     pub fn at(path: PathBuf) -> Self {
         Self { path }
     }
 
-    /// Makes it, for its owner alone.
+    /// Creates the directory, accessible only by its owner.
     pub fn create(path: PathBuf) -> io::Result<Self> {
         fs::DirBuilder::new().mode(0o700).create(&path)?;
         Ok(Self { path })
     }
 
-    /// Where it is.
+    /// Its path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Takes the lock, if nobody has it: the directory itself is locked, so there is no file to make and to remove.
+    /// Takes the lock if it is free. The lock is on the directory itself, so there is no lock file to create
+    /// and remove.
     pub fn try_lock(&self) -> io::Result<Option<BodyLock>> {
         let dir = File::open(&self.path)?;
         match rustix::fs::flock(&dir, FlockOperation::NonBlockingLockExclusive) {
-            // Whoever had it before may have removed the Body meanwhile.
+            // The previous holder may have removed the Body.
             Ok(()) if !self.is_still(&dir)? => Err(io::ErrorKind::NotFound.into()),
             Ok(()) => Ok(Some(BodyLock(dir.into()))),
             Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
@@ -140,14 +142,14 @@ impl BodyDir {
         Ok((held.dev(), held.ino()) == (found.dev(), found.ino()))
     }
 
-    /// Marks it as worked at, for as long as the caller holds the descriptor.
+    /// Marks the Body as in use by a build step, as long as the caller holds the descriptor.
     pub fn lock_step(&self) -> io::Result<OwnedFd> {
         let file = File::create(self.path.join(STEP_LOCK))?;
         rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
         Ok(file.into())
     }
 
-    /// Whether no process works at it any more.
+    /// Whether no process runs the Body's build step any more.
     pub fn is_step_left(&self) -> bool {
         let file = match File::open(self.path.join(STEP_LOCK)) {
             Ok(file) => file,
@@ -156,28 +158,29 @@ impl BodyDir {
         rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok()
     }
 
-    /// What it was asked to be.
+    /// The Body's spec.
     pub fn spec(&self) -> Result<Spec, DirError> {
         self.read(SPEC)
     }
 
-    /// Writes what it is asked to be. It is a Body once that is [published](Self::publish).
+    /// Writes the draft of the spec. The directory becomes a Body when the spec is
+    /// [published](Self::publish).
     pub fn draft_spec(&self, spec: &Spec) -> Result<(), DirError> {
         let text = serde_json::to_vec(spec).map_err(|source| DirError::Damaged { name: DRAFT, source })?;
         fs::write(self.path.join(DRAFT), text).map_err(|source| DirError::Write { name: DRAFT, source })
     }
 
-    /// What it was to be, of one that is half made or half removed.
+    /// The spec of a Body that is half created or half removed.
     pub fn draft(&self) -> Result<Spec, DirError> {
         self.read(DRAFT)
     }
 
-    /// Makes it a Body.
+    /// Publishes the spec: the directory becomes a Body.
     pub fn publish(&self) -> Result<(), DirError> {
         self.rename(DRAFT, SPEC).map_err(|source| DirError::Write { name: SPEC, source })
     }
 
-    /// From here on it is none: its files are about to go.
+    /// Withdraws the spec: the directory is no Body any more, and its files are about to be removed.
     pub fn unpublish(&self) -> io::Result<()> {
         match self.rename(SPEC, DRAFT) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -189,35 +192,35 @@ impl BodyDir {
         fs::rename(self.path.join(from), self.path.join(to))
     }
 
-    /// Notes that its processes are stopped for a moment, by whoever has the lock.
+    /// Notes that the Body's processes are frozen for a snapshot. The caller holds the lock.
     pub fn freeze_lock(&self) -> io::Result<()> {
         File::create(self.path.join(HELD)).map(drop)
     }
 
-    /// The moment is over.
+    /// Notes that the processes continue.
     pub fn release_freeze(&self) -> io::Result<()> {
         fs::remove_file(self.path.join(HELD))
     }
 
-    /// Whether it is such a moment, or somebody was killed in one.
+    /// Whether the processes are frozen for a snapshot, or a `pal` was killed during one.
     pub fn is_held(&self) -> bool {
         self.path.join(HELD).exists()
     }
 
-    /// What is written last of a machine that waits on the disk.
+    /// The file that is written last when a microVM is suspended to disk.
     pub const SWAP_RECORD: &str = "machine.json";
 
-    /// Where a machine waits that is paused and takes no memory.
+    /// The directory with the memory of a suspended microVM.
     pub fn swap(&self) -> PathBuf {
         self.path.join("swap")
     }
 
-    /// Where its memory is while it is being saved.
+    /// The directory with the memory of a microVM while it is being saved.
     pub fn swap_draft(&self) -> PathBuf {
         self.path.join("swap.part")
     }
 
-    /// What a suspend or a resume left that was cut short. The caller holds the lock.
+    /// Files that an interrupted suspend or resume left. The caller holds the lock.
     pub fn interrupted_suspends(&self) -> Vec<PathBuf> {
         let stale = (!self.is_swapped()).then(|| self.swap());
         [Some(self.swap_draft()), stale].into_iter().flatten().filter(|path| path.exists()).collect()
@@ -231,15 +234,15 @@ impl BodyDir {
         }
     }
 
-    /// Whether it waits there. Where a guest was started since, it went on, and whoever had it do so was killed before
-    /// what had waited was removed.
+    /// Whether the Body is suspended to disk. If a guest was started after the suspend, the Body was resumed,
+    /// and the `pal` that resumed it was killed before it removed the saved memory.
     pub fn is_swapped(&self) -> bool {
         let written = |path: PathBuf| fs::metadata(path).and_then(|found| found.modified()).ok();
         let waits = written(self.swap().join(Self::SWAP_RECORD));
         waits.is_some_and(|waits| written(self.path.join(RUN)).is_none_or(|started| started < waits))
     }
 
-    /// What holds it; nothing where it never ran.
+    /// The enforcement record; empty if the Body never ran.
     pub fn enforcement(&self) -> Result<Enforcement, DirError> {
         match self.read("enforcement.json") {
             Err(DirError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
@@ -249,23 +252,23 @@ impl BodyDir {
         }
     }
 
-    /// How its machine came to life, if it is one.
+    /// The start report of the microVM, if it is one.
     pub fn revival(&self) -> Option<StartReport> {
         self.read(RECEIPT).ok()
     }
 
-    /// Writes that down.
+    /// Records the start report.
     pub fn write_receipt(&self, revival: &StartReport) -> io::Result<()> {
         sys::fd::write_whole(&self.path.join(RECEIPT), &serde_json::to_vec(revival)?)
     }
 
-    /// Whether a guest runs for whom nobody has asked yet: it has no spec, not even a draft.
+    /// Whether an unclaimed guest of the pool runs here: the directory has no spec, not even a draft.
     pub fn is_parked(&self) -> bool {
         let has = |name: &str| self.path.join(name).exists();
         has(RUN) && !has(SPEC) && !has(DRAFT)
     }
 
-    /// Looks at its guest.
+    /// Determines the state of its guest.
     pub fn condition(&self) -> Result<ProcessState, DirError> {
         let Some(running) = self.running()? else {
             return Ok(self.ended()?.map_or(ProcessState::Stopped, condition_of));
@@ -274,7 +277,7 @@ impl BodyDir {
             return Ok(ProcessState::Interrupted);
         }
         let frozen = running.cgroups.iter().find_map(|group| sys::cgroup::frozen(&group.path)) == Some(true);
-        // One that was killed while it is frozen hears of it when it goes on, and not before.
+        // A frozen process that was killed gets the signal only when it is thawed, so it is not waited for.
         let look = if frozen { seen } else { alive };
         if let Some(state) = look(running.pid, running.ticks) {
             let paused = frozen || state == 'T';
@@ -285,7 +288,7 @@ impl BodyDir {
         Ok(condition_of(end))
     }
 
-    /// Which of the guests that were started one after the other is the last.
+    /// Identifies the last start of a guest.
     pub fn run_stamp(&self) -> Option<RunStamp> {
         let found = fs::metadata(self.path.join(RUN)).ok()?;
         Some(RunStamp { inode: found.ino(), changed: (found.ctime(), found.ctime_nsec()) })
@@ -300,7 +303,7 @@ impl BodyDir {
         self.read_if_there("end.json")
     }
 
-    /// Forgets the last guest, so that another can be started.
+    /// Removes the records of the last guest, so that another can be started.
     pub fn clear_run_files(&self) -> io::Result<()> {
         for name in ["end.json", RUN, "guest.sock", proto::vm::CONTROL, RECEIPT] {
             match fs::remove_file(self.path.join(name)) {
@@ -311,7 +314,7 @@ impl BodyDir {
         Ok(())
     }
 
-    /// A keeper whose guest is gone is about to write why; it is waited for.
+    /// Waits for a supervisor whose guest is gone and that is about to record why.
     pub fn wait_for_keeper(&self, running: &RunRecord) {
         let deadline = Instant::now() + KEEPER_PATIENCE;
         while supervisor_lives(running) && !self.path.join("end.json").exists() && Instant::now() < deadline {
@@ -334,14 +337,14 @@ impl BodyDir {
     }
 }
 
-/// Tells one start of a guest from the next: each is written down in a file of its own.
+/// Distinguishes one start of a guest from the next: each start creates a new record file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RunStamp {
     inode: u64,
     changed: (i64, i64),
 }
 
-/// A guest that was found running, and those who know how it goes on.
+/// A guest that was found running, with cached facts about it.
 #[derive(Debug, Clone)]
 pub struct ObservedGuest(Arc<GuestObservation>);
 
@@ -349,39 +352,39 @@ pub struct ObservedGuest(Arc<GuestObservation>);
 struct GuestObservation {
     stamp: Option<RunStamp>,
     freezer: Option<FreezerState>,
-    /// Asked for when it is first needed.
+    /// Opened at its first use.
     oom: OnceLock<Option<OomCounter>>,
     running: RunRecord,
 }
 
 impl ObservedGuest {
-    /// The guest with that stamp; without one it is seen only once.
+    /// The guest with that stamp; without a stamp the observation cannot be reused.
     pub fn new(stamp: Option<RunStamp>, running: RunRecord) -> Self {
         let freezer = || running.cgroups.iter().find_map(|group| FreezerState::of(&group.path));
         let freezer = stamp.and_then(|_| freezer());
         Self(Arc::new(GuestObservation { stamp, freezer, oom: OnceLock::new(), running }))
     }
 
-    /// Where it runs.
+    /// The record of the guest's start.
     pub fn running(&self) -> &RunRecord {
         &self.0.running
     }
 
-    /// How many of its processes were killed for memory by now.
+    /// The number of its processes that the kernel killed for lack of memory so far.
     pub fn oom_kills(&self) -> u64 {
         let groups = &self.0.running.cgroups;
         let oom = self.0.oom.get_or_init(|| groups.iter().find_map(|group| OomCounter::of(&group.path)));
         oom.as_ref().and_then(OomCounter::count).unwrap_or(0)
     }
 
-    /// Whether it is still the last, and not paused. Whether it lives is not looked at.
+    /// Whether it is still the last start, and not paused. This does not check whether the guest is alive.
     pub fn still_runs(&self, dir: &BodyDir) -> bool {
         let goes_on = self.0.freezer.as_ref().and_then(FreezerState::is_frozen) == Some(false);
         goes_on && self.0.stamp.is_some() && dir.run_stamp() == self.0.stamp
     }
 }
 
-/// The id of this boot, asked for once.
+/// The id of this boot, read once.
 fn boot_id() -> Option<&'static str> {
     static BOOT: OnceLock<Option<String>> = OnceLock::new();
     BOOT.get_or_init(|| sys::proc::boot_id().ok()).as_deref()
@@ -394,13 +397,14 @@ fn condition_of(end: GuestEnd) -> ProcessState {
     }
 }
 
-/// Whether the keeper of that guest is there. One that was killed and that its maker has not waited for yet is not, and
-/// neither is another process, be it a keeper too, that has its pid by now.
+/// Whether the supervisor of that guest is alive. A killed supervisor that its parent has not reaped yet is
+/// not alive, and neither is another process that got its pid, even if that is a supervisor too.
 pub fn supervisor_lives(running: &RunRecord) -> bool {
     let pid = running.supervisor;
     match running.supervisor_ticks {
         Some(ticks) => seen(pid, ticks).is_some(),
-        // An earlier version did not write the start of its keeper; a name is all there is to know it by.
+        // An earlier version did not record the start time of its supervisor; the process name is the only
+        // evidence.
         None => {
             let name = fs::read_to_string(format!("/proc/{pid}/comm"));
             name.is_ok_and(|name| name.trim() == "pal-keeper")
@@ -409,8 +413,8 @@ pub fn supervisor_lives(running: &RunRecord) -> bool {
     }
 }
 
-/// The state letter of that very process, if it is there and no zombie. One that was killed, whether it has heard of that
-/// yet or the kernel is just taking it apart, is waited for: it will not answer, and still holds what it was given.
+/// The state letter of exactly that process; none if it is gone or a zombie. Waits for a process that was
+/// killed, until the kernel has removed it: it will not answer, but still holds its resources.
 pub fn alive(pid: i32, ticks: u64) -> Option<char> {
     let deadline = Instant::now() + ENDING_PATIENCE;
     loop {
@@ -422,7 +426,7 @@ pub fn alive(pid: i32, ticks: u64) -> Option<char> {
     }
 }
 
-/// The same, as it is now.
+/// The state letter of exactly that process at this moment, without waiting.
 fn seen(pid: i32, ticks: u64) -> Option<char> {
     stat_of(pid, ticks).map(|stat| stat.state)
 }
@@ -432,7 +436,7 @@ fn stat_of(pid: i32, ticks: u64) -> Option<sys::proc::ProcessStat> {
     (found.ticks == ticks && !matches!(found.state, 'Z' | 'X')).then_some(found)
 }
 
-/// Without a keeper only the cgroup remembers.
+/// Without a supervisor, only the cgroup shows how the guest ended.
 fn process_state_by_pid(running: &RunRecord) -> GuestEnd {
     let oom = running
         .cgroups
@@ -441,7 +445,7 @@ fn process_state_by_pid(running: &RunRecord) -> GuestEnd {
     if oom { GuestEnd::Oom } else { GuestEnd::Unknown }
 }
 
-/// Sends a signal to the guest, and to no other process that has its pid by now.
+/// Sends a signal to the guest, and never to another process that got its pid.
 pub fn signal_guest(running: &RunRecord, signal: Signal) -> io::Result<Option<OwnedFd>> {
     let Some(pid) = Pid::from_raw(running.pid) else { return Ok(None) };
     let handle = match sys::process::open(pid) {

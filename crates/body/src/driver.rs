@@ -1,19 +1,20 @@
-//! How one layer makes, freezes and ends a Body. Everything done *in* a Body goes over its guest stream and knows no layer.
+//! The interface of a layer: how it creates, freezes and ends a Body. Everything done *in* a Body goes over
+//! its guest stream, independent of the layer.
 //!
-//! A driver describes its layer by data: [`Capabilities`]. `fleet` asks for a capability before it uses it, and a missing
-//! one is one error, made in [`missing`].
+//! A driver describes its layer by data: [`Capabilities`]. `fleet` checks for a capability before it uses it;
+//! [`missing`] makes the one error for a missing capability.
 //!
 //! ```text
-//! limits, engine, check        before anything exists: what the Body gets, or why it cannot be had
-//! prepare                      spec + root + origin → a recipe: disks, images and programs that a start needs
+//! limits, engine, check        before anything exists: the limits and engine of the Body, or an error
+//! prepare                      spec + root + origin → a recipe: the disks, images and programs of a start
 //! Recipe::begin                recipe + directory → a supervisor that starts the guest
 //! pause, resume, kill          on the Body's processes
-//! snapshot, suspend            what is kept of a Body when it is frozen
+//! snapshot, suspend            save a frozen Body's files or memory
 //! pool_shape, assign           Bodies that are started before a caller asks for one
-//! readiness, examine, garbage  what this host has for the layer
+//! readiness, examine, garbage  the state of the layer on this host
 //! ```
 //!
-//! Invariant: `check` refuses all that can be refused before a directory, an id or an event of the Body exists.
+//! Invariant: `check` finds every error that can be found before a directory, an id or an event of the Body exists.
 //! Invariant: a recipe may be used for many Bodies, by several threads.
 //! Absent on purpose: events and leases. A driver returns what happened, and `fleet` records it.
 
@@ -43,10 +44,10 @@ use crate::{
     vm::upper_copy::UpperCopy,
 };
 
-/// What the drivers of one data directory share.
+/// The context that the drivers of one data directory share.
 #[derive(Debug)]
 pub struct DriverContext {
-    /// How launchers are started, and what this host has.
+    /// Starts launchers, and knows the host's capacity.
     pub launch: Arc<LaunchContext>,
     /// The data directory.
     pub data: PathBuf,
@@ -55,7 +56,8 @@ pub struct DriverContext {
 }
 
 impl DriverContext {
-    /// The token that callers of a Body's guest must send: derived from the key of the data directory, and stored nowhere.
+    /// The token that callers of a Body's guest must send. It is derived from the key of the data directory, and is
+    /// stored nowhere.
     pub fn token(&self, body: &BodyId) -> String {
         secret::derive(&self.key, Purpose::GuestToken, &[body.as_str()])
     }
@@ -66,7 +68,7 @@ impl DriverContext {
     }
 }
 
-/// One thing that a layer may be able to do.
+/// One capability that a layer may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Capability {
@@ -80,16 +82,16 @@ pub enum Capability {
     Egress,
     /// Files and directories of the host, mounted as they are.
     LiveMounts,
-    /// Directories of the host, shared by a program beside the Body.
+    /// Directories of the host, shared by a virtiofsd process.
     SharedMounts,
-    /// A guest that was resumed proves its identity, clock and files.
+    /// A resumed guest proves its identity, clock and files.
     Receipts,
-    /// User ids of its own, whatever ids of the host hold the Body.
+    /// User ids inside that do not depend on the host ids of the Body.
     OwnIds,
 }
 
 impl Capability {
-    /// What a person calls it, and what to do where a layer has none.
+    /// The name of the capability for users, and hints for a layer that lacks it.
     fn describe(self) -> (&'static str, &'static [&'static str]) {
         match self {
             Self::MemorySnapshots => (
@@ -118,17 +120,17 @@ impl Capability {
     }
 }
 
-/// What a layer can do: data, not code.
+/// The capabilities of a layer, as data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Capabilities {
     /// The capabilities that it has.
     pub has: &'static [Capability],
-    /// The engines among which a caller can choose; none where the layer is our own code alone.
+    /// The engines that a caller can choose; none where the layer is our own code alone.
     pub engines: &'static [Engine],
 }
 
 impl Capabilities {
-    /// Whether it has that one.
+    /// Whether the layer has a capability.
     pub fn contains(&self, capability: Capability) -> bool {
         self.has.contains(&capability)
     }
@@ -152,18 +154,18 @@ pub struct LimitRequest {
     pub pids: Option<u32>,
     /// Private upper.
     pub disk: Option<Size>,
-    /// Files and directories in the private upper; follows the disk if none.
+    /// Files and directories in the private upper; none derives it from the disk size.
     pub inodes: Option<u64>,
     /// Open files of one process.
     pub files: Option<u32>,
-    /// Life of the Body.
+    /// The longest run of the Body.
     pub wall: Option<Duration>,
     /// Output kept for the log, for each exec.
     pub output: Option<Size>,
 }
 
 impl LimitRequest {
-    /// The limits of a Body whose upper is a part of `host`, checked against what the host has.
+    /// The limits of a Body, with defaults for the rest, checked against the capacity of the host.
     pub fn resolve(&self, life: Life, host: HostCapacity) -> Result<Limits, Failure> {
         let mut limits = Limits::default_on(host);
         limits.memory = self.memory.unwrap_or(limits.memory);
@@ -186,12 +188,12 @@ impl LimitRequest {
     }
 }
 
-/// Whether a start may continue from memory that was saved.
+/// Whether a start may restore saved memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StartMode {
-    /// From saved memory, where there is some.
+    /// Restores saved memory, if there is some.
     Restore,
-    /// From files alone: `--boot`.
+    /// Starts from files alone: `--boot`.
     Boot,
 }
 
@@ -204,21 +206,21 @@ pub struct SnapshotSource {
     pub manifest: SnapshotManifest,
 }
 
-/// What a Body starts from.
+/// The origin of a Body's files and memory.
 #[derive(Debug, Clone)]
 pub enum Origin {
-    /// A template, with an upper that is empty.
+    /// A template, with an empty upper.
     Template(StartMode),
     /// A snapshot.
     Snapshot(Box<SnapshotSource>, StartMode),
-    /// Its own files, from an earlier start.
+    /// The Body's own files, from an earlier start.
     Files,
-    /// Its own memory, which [`Driver::suspend`] saved.
+    /// The Body's own memory, which [`Driver::suspend`] saved.
     Suspended,
 }
 
 impl Origin {
-    /// The snapshot, if it is one.
+    /// The snapshot, if the origin is one.
     pub fn snapshot(&self) -> Option<&SnapshotSource> {
         match self {
             Self::Snapshot(source, _) => Some(source),
@@ -227,19 +229,21 @@ impl Origin {
     }
 }
 
-/// When the pool starts a Body of a shape that was asked for.
+/// When the pool starts a Body of a requested shape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refill {
-    /// At once, if the two last requests of its layer were alike: a start is cheap, and the shape is the whole request.
+    /// At once, if the last two requests of its layer were alike: a start is cheap, and the shape is the
+    /// whole request.
     AtOnce,
-    /// After the Body that was asked for has had its first command, when a CPU is idle: a start takes a CPU for long.
+    /// After the requested Body has run its first command, when a CPU is idle: a start occupies a CPU for
+    /// long.
     WhenIdle,
 }
 
-/// What a Body that waits in the pool is started as.
+/// The shape of a Body that waits in the pool.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PoolShape {
-    /// Its spec, without what [`Driver::assign`] tells it later.
+    /// Its spec, without the parts that [`Driver::assign`] sets later.
     pub spec: Spec,
     /// Memory that it takes while it waits.
     pub memory: Size,
@@ -247,59 +251,59 @@ pub struct PoolShape {
     pub refill: Refill,
 }
 
-/// One thing that was examined on this host.
+/// The result of one check of this host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DoctorFinding {
-    /// What.
+    /// The name of the check.
     pub name: String,
-    /// How far it works.
+    /// How well it works.
     pub state: MechanismStatus,
-    /// What was seen.
+    /// Details of the result.
     pub detail: String,
-    /// The command that helps.
+    /// A command that fixes the problem.
     pub fix: Option<String>,
 }
 
-/// What `pal doctor` tells of a layer.
+/// The results of `pal doctor` for a layer.
 #[derive(Debug, Default)]
 pub struct Examination {
-    /// Each thing that was examined.
+    /// The result of each check.
     pub findings: Vec<DoctorFinding>,
-    /// Why no Body should be started on it here, if there is a reason.
+    /// Why no Body should be started on this layer here, if there is a reason.
     pub lacks: Option<String>,
 }
 
-/// Something that a driver keeps on disk and does not need any more.
+/// A file or directory that a driver no longer needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DriverGarbage {
-    /// What kind of thing.
+    /// The kind of item.
     pub kind: &'static str,
-    /// Where it is.
+    /// Its path.
     pub path: PathBuf,
     /// Bytes on disk.
     pub bytes: u64,
-    /// Why it can go.
+    /// Why it can be removed.
     pub why: &'static str,
 }
 
 /// Whether a Body of a driver's layer runs or is paused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LayerInUse {
-    /// One does.
+    /// At least one Body does.
     Yes,
-    /// None does.
+    /// No Body does.
     No,
 }
 
-/// How one layer makes, freezes and ends a Body.
+/// How one layer creates, freezes and ends a Body.
 pub trait Driver: fmt::Debug + Send + Sync {
     /// The layer.
     fn layer(&self) -> Layer;
 
-    /// What it can do.
+    /// The capabilities of the layer.
     fn capabilities(&self) -> Capabilities;
 
-    /// Whether the layer is set up on this host, or how to do that.
+    /// Checks that the layer is set up on this host; the error says how to set it up.
     fn readiness(&self) -> Result<(), Failure> {
         Ok(())
     }
@@ -307,26 +311,27 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// The limits of a Body, or why it cannot have them here.
     fn limits(&self, asked: &LimitRequest, life: Life, origin: &Origin) -> Result<Limits, Failure>;
 
-    /// The engine of a Body that may have asked for one.
+    /// Chooses the engine of a Body, which may request one.
     fn engine(&self, asked: Option<Engine>, _origin: &Origin) -> Result<Option<Engine>, Failure> {
         Ok(asked)
     }
 
-    /// Refuses what this layer cannot start, beyond what its capabilities say. The spec has no id and no host ids yet.
+    /// Refuses a spec that this layer cannot start, beyond the check of its capabilities. The spec has no id
+    /// and no host ids yet.
     fn check(&self, spec: &Spec, origin: &Origin) -> Result<(), Failure>;
 
-    /// Prepares what the start of such a Body needs.
+    /// Prepares everything that the start of such a Body needs.
     fn prepare(&self, spec: &Spec, rootfs: RootfsStack, origin: &Origin) -> Result<Arc<dyn Recipe>, Failure>;
 
-    /// Learns of a Body of its layer that came up.
+    /// Notifies the driver that a Body of its layer has started.
     fn note_started(&self, _spec: &Spec, _report: &StartReport) {}
 
-    /// Stops every process of a Body where it stands.
+    /// Freezes every process of a Body.
     fn pause(&self, running: &RunRecord) -> Result<(), Failure> {
         process::pause(running).map_err(|error| failure::process("cannot pause the Body", error))
     }
 
-    /// Lets every process of a Body go on.
+    /// Resumes every process of a Body.
     fn resume(&self, running: &RunRecord) -> Result<(), Failure> {
         process::resume(running).map_err(|error| failure::process("cannot resume the Body", error))
     }
@@ -336,19 +341,19 @@ pub trait Driver: fmt::Debug + Send + Sync {
         process::kill(dir, running).map_err(|error| failure::process("cannot end the Body", error))
     }
 
-    /// Ends every process of a Body after everything it wrote can be read, as far as its guest still answers.
+    /// Ends every process of a Body after its writes can be read, as far as its guest still answers.
     fn kill_synced(&self, dir: &BodyDir, _spec: &Spec, running: &RunRecord) -> Result<(), Failure> {
         self.kill(dir, running)
     }
 
-    /// Copies the repositories and the home of a Body whose upper is not plain files; none where it is. A Body that runs
-    /// stands still meanwhile.
+    /// Copies the repositories and the home of a Body whose upper is not plain files; none where it is. A
+    /// running Body is frozen meanwhile.
     fn copy_upper(&self, _dir: &BodyDir, _spec: &Spec) -> Result<Option<UpperCopy>, Failure> {
         Ok(None)
     }
 
-    /// Takes a snapshot into the directory `to`, which does not exist yet. The caller holds the Body's lock, and removes
-    /// `to` where this fails.
+    /// Takes a snapshot into the directory `to`, which does not exist yet. The caller holds the Body's lock, and
+    /// removes `to` if this fails.
     fn snapshot(
         &self,
         dir: &BodyDir,
@@ -368,7 +373,7 @@ pub trait Driver: fmt::Debug + Send + Sync {
         Err(missing(self.layer(), Capability::MemorySnapshots))
     }
 
-    /// What a pooled Body for such a spec is started as; none where it cannot wait in a pool.
+    /// The shape of a pooled Body for such a spec; none if it cannot wait in a pool.
     fn pool_shape(&self, _spec: &Spec) -> Option<PoolShape> {
         None
     }
@@ -378,40 +383,40 @@ pub trait Driver: fmt::Debug + Send + Sync {
         0
     }
 
-    /// Tells a pooled Body whose it is; what it proved then, where its layer has receipts.
+    /// Gives a pooled Body its identity; returns its start report, if the layer has receipts.
     fn assign(&self, _dir: &BodyDir, _config: &GuestConfig) -> Result<Option<StartReport>, Failure> {
         Ok(None)
     }
 
-    /// What the Body uses, as its engine knows it; none where the engine does not tell.
+    /// The usage of the Body as its engine measures it; none if the engine does not measure.
     fn metrics(&self, _dir: &BodyDir) -> Option<VmMetrics> {
         None
     }
 
-    /// Examines what this host has for the layer.
+    /// Checks what this host has for the layer.
     fn examine(&self) -> Examination {
         Examination::default()
     }
 
-    /// What it keeps on disk and does not need any more.
+    /// Items on disk that the layer no longer needs.
     fn garbage(&self, _in_use: LayerInUse) -> Vec<DriverGarbage> {
         Vec::new()
     }
 
-    /// What it keeps on disk: kind and bytes of each.
+    /// Kind and size of the items that the layer keeps on disk.
     fn disk_usage(&self) -> Vec<(&'static str, u64)> {
         Vec::new()
     }
 }
 
-/// All that the start of a Body needs, ready to be used any number of times.
+/// Everything that the start of a Body needs; it can be used any number of times.
 pub trait Recipe: fmt::Debug + Send + Sync {
-    /// Tells recipes apart that were prepared for the same [`PoolShape`].
+    /// Distinguishes recipes that were prepared for the same [`PoolShape`].
     fn key(&self) -> String {
         String::new()
     }
 
-    /// Sends a launcher the plan of the Body in `dir`.
+    /// Sends the plan of the Body in `dir` to a launcher.
     fn begin(
         &self,
         launcher: Launcher,
@@ -421,7 +426,7 @@ pub trait Recipe: fmt::Debug + Send + Sync {
     ) -> Result<StartingBody, Failure>;
 }
 
-/// Refuses what a driver's capabilities rule out, and then what the driver itself refuses.
+/// Refuses a spec that the driver's capabilities rule out, then one that the driver itself refuses.
 pub fn check(driver: &dyn Driver, spec: &Spec, origin: &Origin) -> Result<(), Failure> {
     let (layer, capabilities) = (driver.layer(), driver.capabilities());
     if let Some(source) = origin.snapshot()
@@ -469,7 +474,7 @@ mod tests {
             let context = DriverContext { launch, data: PathBuf::new(), key: key.to_owned() };
             context.token(&"abc".parse().unwrap())
         };
-        // As Python's hmac module computes it.
+        // The value was computed with Python's hmac module.
         let expected = "488dfb23c644746830ec3d47bd7001c2759500764e2b1e07206776dab9d1fa06";
         assert_eq!(token("a key"), expected);
         assert_ne!(token("another key"), expected);

@@ -1,16 +1,18 @@
-//! The directory of a Body's egress proxy: made before the Body starts, removed after its last decision is in the log.
+//! The directory of a Body's egress proxy: created before the Body starts, removed after its last decision is
+//! in the log.
 //!
 //! ```text
-//! events    the spool: lines of decisions, appended by `pal-egress`, which holds a shared lock on it while it lives
-//! drained   how much of the spool is in the event log; locked by the `pal` that takes lines there
-//! shared/   what the Body sees: egress.sock, certificates.pem
+//! events    the spool: lines of decisions, appended by `pal-egress`, which holds a shared lock on it
+//! drained   how much of the spool is in the event log; locked by the `pal` that copies lines there
+//! shared/   the directory that the Body sees: egress.sock, certificates.pem
 //! ```
-//! It is beside the Body's directory and not in it: the decisions of a `pal run` that was killed outlive the Body, and a
-//! reader of the log finds every spool without a look at every Body.
+//! The directory is next to the Body's directory and not in it: the decisions of a `pal run` that was killed
+//! outlive the Body, and a reader of the log finds every spool without reading every Body's directory.
 //!
-//! Invariant: a line is in the event log once. Its event names the end of the line in the spool, so a `pal` that was
-//! killed between the append and its note in `drained` makes no line be appended again.
-//! Trust: lines come from a process that reads what a Body writes; each is parsed before it is used.
+//! Invariant: each line gets into the event log once. Its event names the end of the line in the spool, so a
+//! line is not appended again after a `pal` was killed between the append and its note in `drained`.
+//! Trust: the lines come from a process that parses input of a Body; the reader parses each line before it
+//! uses it.
 
 use std::{
     fs::{self, File},
@@ -27,16 +29,16 @@ use proto::{
 use rustix::{fs::FlockOperation, io::Errno};
 use serde::{Deserialize, Serialize};
 
-/// The directory in the data directory that holds one for each Body with a policy.
+/// The directory in the data directory that holds one entry for each Body with an egress policy.
 pub const EGRESS: &str = "egress";
 /// The certificates that programs of the Body trust.
 pub const CERTIFICATES: &str = "certificates.pem";
 const DRAINED: &str = "drained";
 /// How much of a spool is read at once: well over the longest line, and its events fit into one append.
 const READ_LEN: u64 = 64 << 10;
-/// How long another `pal` may take to take lines into the log.
+/// How long to wait while another `pal` copies lines into the log.
 const DRAIN_PATIENCE: Duration = Duration::from_secs(10);
-/// How long a process may take to end after its Body has.
+/// How long an egress proxy may take to exit after its Body has ended.
 const END_PATIENCE: Duration = Duration::from_secs(10);
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
@@ -51,13 +53,13 @@ pub struct EgressDir {
 pub struct Position {
     /// Bytes of the spool.
     pub spool: u64,
-    /// A position in the event log: events of earlier lines that this does not count are behind it.
+    /// A position in the event log: events of earlier lines that this does not count come after it.
     #[serde(alias = "seq")]
     pub pos: u64,
 }
 
 impl EgressDir {
-    /// The one of a Body, whether it is there or not.
+    /// The directory of a Body, whether it exists or not.
     pub fn of(data: &Path, body: &BodyId) -> Self {
         Self { path: data.join(EGRESS).join(body.as_str()) }
     }
@@ -68,19 +70,19 @@ impl EgressDir {
         entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
     }
 
-    /// Where it is.
+    /// Its path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The directory in it that the Body sees.
+    /// The subdirectory that the Body sees.
     pub fn shared(&self) -> PathBuf {
         self.path.join(SHARED)
     }
 
-    /// Makes it, with a copy of these certificates.
+    /// Creates the directory, with a copy of these certificates.
     pub fn prepare(&self, certificates: Option<&Path>) -> io::Result<()> {
-        // The Body's ids are others than ours.
+        // The Body's ids differ from ours and must be able to read it.
         fs::DirBuilder::new().recursive(true).mode(0o755).create(self.shared())?;
         if let Some(bundle) = certificates {
             let place = self.shared().join(CERTIFICATES);
@@ -90,7 +92,7 @@ impl EgressDir {
         Ok(())
     }
 
-    /// Waits until the process has ended, so that no line follows.
+    /// Waits until the egress proxy has exited, so that no line follows.
     pub fn wait_ended(&self) -> io::Result<()> {
         match File::open(self.path.join(SPOOL)) {
             Ok(spool) => lock(&spool, END_PATIENCE),
@@ -99,7 +101,7 @@ impl EgressDir {
         }
     }
 
-    /// Takes the lock of the lines that wait to be taken into the log; none where no line waits.
+    /// Locks the spool to copy its lines into the log; none if all lines are there.
     pub fn drain(&self) -> io::Result<Option<Drain>> {
         let spool = match File::open(self.path.join(SPOOL)) {
             Ok(spool) => spool,
@@ -120,7 +122,7 @@ impl EgressDir {
         Ok(Some(Drain { spool, drained, position }))
     }
 
-    /// Removes it.
+    /// Removes the directory.
     pub fn remove(&self) -> io::Result<()> {
         match fs::remove_dir_all(&self.path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -129,7 +131,7 @@ impl EgressDir {
     }
 }
 
-/// Lines of a spool, while the caller takes them into the event log. No other `pal` does meanwhile.
+/// A locked spool, while the caller copies its lines into the event log.
 #[derive(Debug)]
 pub struct Drain {
     spool: File,
@@ -142,24 +144,24 @@ pub struct Drain {
 pub struct Batch {
     /// Each decision, with the end of its line in the spool.
     pub lines: Vec<(u64, SpoolLine)>,
-    /// Where the next batch begins.
+    /// The position at which the next batch begins.
     pub end: u64,
 }
 
 impl Drain {
-    /// How much was in the log when a `pal` last noted it; perhaps more is.
+    /// The last noted position; the log may hold more.
     pub fn position(&self) -> Position {
         self.position
     }
 
-    /// The whole lines behind a place in the spool, as many as are read at once; none at its end.
+    /// The whole lines after a position in the spool, as many as one read gets; none at its end.
     pub fn read(&mut self, from: u64) -> io::Result<Option<Batch>> {
         self.spool.seek(SeekFrom::Start(from))?;
         let mut bytes = Vec::new();
         (&self.spool).take(READ_LEN).read_to_end(&mut bytes)?;
         let whole = match bytes.iter().rposition(|byte| *byte == b'\n') {
             Some(last) => &bytes[..=last],
-            // No process of ours writes such a line, and it would never end.
+            // No process of ours writes such a line, and waiting for its end could take forever.
             None if bytes.len() as u64 == READ_LEN => &bytes[..],
             None => return Ok(None),
         };
@@ -188,7 +190,7 @@ impl Drain {
     }
 }
 
-/// A note that was cut short says nothing: then the log itself says how much it has.
+/// Reads the noted position. A note that was cut short is ignored; then the log itself shows how much it has.
 fn read_position(drained: &File) -> io::Result<Position> {
     let mut text = [0; 128];
     let len = drained.read_at(&mut text, 0)?;

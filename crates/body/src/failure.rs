@@ -1,4 +1,4 @@
-//! Errors of this crate, as a person or a client meets them.
+//! Errors of this crate in the form for users and clients.
 
 use proto::{BodyId, Failure, Kind, launch::FailedKind};
 
@@ -7,7 +7,7 @@ use crate::{dir::DirError, process::ProcessError, snapshot::SnapshotError};
 /// A record of a Body that cannot be used.
 pub fn dir(id: &BodyId, error: DirError) -> Failure {
     match &error {
-        // A directory without a spec is half made or half removed, and no Body.
+        // A directory without a spec is half created or half removed, and not a Body.
         DirError::Read { name: "spec.json", source } if source.kind() == std::io::ErrorKind::NotFound => {
             return Failure::new(Kind::NotFound, format!("there is no Body {id}")).hint("list them: pal ls");
         }
@@ -51,7 +51,7 @@ mod tests {
     #[test]
     fn an_incomplete_restore_is_known_by_its_kind_and_not_by_words() {
         let failed = |kind| proto::launch::LaunchFailure {
-            step: "thaw the machine".into(),
+            step: "restore the microVM".into(),
             cause: format!("{}: x", proto::failure::RESTORE_INCOMPLETE),
             hint: None,
             kind,

@@ -1,6 +1,6 @@
-//! Limits of a whole Body: cgroups of either version, or what process limits can do without them.
+//! Limits of a whole Body: cgroups of either version, or process limits where cgroups cannot be used.
 //!
-//! Invariant: each limit of the spec is in the record, whatever holds it or does not.
+//! Invariant: each limit of the spec is in the enforcement record, whether or not it is enforced.
 
 use std::{
     fs, io,
@@ -14,27 +14,27 @@ use proto::{
 };
 use sys::{cgroup::CgroupMounts, fd::write_kernel};
 
-/// What the name of each of our groups begins with. They stand directly in their hierarchy, so that the last Body
-/// leaves nothing behind.
+/// The prefix of our cgroups. They are at the top of their hierarchy, so that the last Body leaves nothing
+/// behind.
 const OURS: &str = "palisade-";
 const CPU_PERIOD_US: u64 = 100_000;
 
-/// What bounds a Body.
+/// The cgroups and process limits of a Body.
 #[derive(Debug)]
 pub struct BodyCgroups {
-    /// Groups its first process enters.
+    /// Cgroups that its first process enters.
     pub cgroups: Vec<Cgroup>,
     /// Limits of each process.
     pub rlimits: Rlimits,
-    /// Processors to start on, where nothing bounds their time.
+    /// The number of CPUs to start on, where no cgroup limits CPU time.
     pub cpus: Option<u32>,
-    /// The record.
+    /// The entries of the enforcement record.
     pub mechanisms: Vec<Mechanism>,
-    /// Whether root of the Body may make groups below the one that counts its processes.
+    /// Whether root of the Body may create cgroups below the one that counts its processes.
     pub may_be_divided: bool,
 }
 
-/// Makes the groups of a Body and sets its limits.
+/// Creates the cgroups of a Body and sets its limits.
 pub fn apply_limits(
     mounts: &CgroupMounts,
     body: &BodyId,
@@ -52,13 +52,13 @@ pub fn apply_limits(
     groups.fall_back(made, ids_have_root)
 }
 
-/// Whether Bodies of this host are bounded by cgroup v2.
+/// Whether Bodies of this host are limited by cgroup v2.
 pub fn uses_v2(mounts: &CgroupMounts) -> bool {
     mounts.v2_controllers().iter().any(|name| name == "memory")
 }
 
-/// Lets root of a Body divide the group that counts its processes, where that group stands alone in its hierarchy. What
-/// it makes below is bounded by what the Body's own group is.
+/// Lets root of a Body divide the cgroup that counts its processes, where that group has a hierarchy of its
+/// own. The limits of the Body's own cgroup apply to all groups below it.
 pub fn hand_over(mounts: &CgroupMounts, bounds: &mut BodyCgroups, ids: &Ids) -> io::Result<()> {
     let root = mounts.v1_of("pids").filter(|root| root.ends_with("pids"));
     let group = root.and_then(|root| bounds.cgroups.iter().find(|group| group.path.parent() == Some(root)));
@@ -72,21 +72,21 @@ pub fn hand_over(mounts: &CgroupMounts, bounds: &mut BodyCgroups, ids: &Ids) -> 
     }
 }
 
-/// Removes groups that nobody is in.
+/// Removes cgroups that have no processes.
 pub fn remove_cgroups(cgroups: &[Cgroup]) {
     for group in cgroups {
         let _ = sys::cgroup::remove(&group.path, std::time::Duration::from_secs(5));
     }
 }
 
-/// Removes the groups of a Body whose record does not name them.
+/// Removes the cgroups of a Body whose record does not name them.
 pub fn remove_cgroups_by_name(body: &BodyId) {
     for (_, path) in existing().into_iter().filter(|(name, _)| name == body.as_str()) {
         let _ = sys::cgroup::remove(&path, std::time::Duration::from_secs(5));
     }
 }
 
-/// Groups of ours on this host, by the Body they were made for.
+/// Our cgroups on this host, with the ids of their Bodies.
 pub fn existing() -> Vec<(String, PathBuf)> {
     let mounts = CgroupMounts::find().unwrap_or_default();
     let mut roots: Vec<&PathBuf> = mounts.v1.iter().map(|(_, root)| root).chain(&mounts.v2).collect();
@@ -123,13 +123,13 @@ impl CgroupMaker<'_> {
 
     fn make_v1(&self, mounts: &CgroupMounts, made: &mut CgroupSetup) {
         if mounts.v1.is_empty() {
-            made.refusal = Some("this host has no cgroups that can be used".into());
+            made.refusal = Some("this host has no usable cgroups".into());
             return;
         }
         let memory = self.limits.memory.0.to_string();
         let quota = (u64::from(self.limits.cpu_milli) * CPU_PERIOD_US / 1000).to_string();
         let wanted: [(&str, &[(&str, &str)]); 4] = [
-            // First what is asked for most often.
+            // The most important controllers come first.
             ("memory", &[("memory.limit_in_bytes", &memory)]),
             ("freezer", &[]),
             ("pids", &[("pids.max", &self.limits.pids.to_string())]),
@@ -198,19 +198,22 @@ impl CgroupMaker<'_> {
 
     fn cpu_record(&self, by: &str) -> Mechanism {
         let milli = self.limits.cpu_milli;
-        Mechanism::enforced("cpu limit", format!("{}.{:03} processors by {by}", milli / 1000, milli % 1000))
+        Mechanism::enforced("cpu limit", format!("{}.{:03} CPUs by {by}", milli / 1000, milli % 1000))
     }
 
-    /// Where our groups are: beside the system's slices for root, below one's own group for an ordinary user.
+    /// The parent of our cgroups: for root the top of the hierarchy, for an ordinary user the user's own
+    /// cgroup.
     fn v2_parent(&self, root: &Path) -> io::Result<PathBuf> {
         const WANTED: &str = "+memory +pids +cpu";
         if sys::caps::is_host_root() {
             write_kernel(&root.join("cgroup.subtree_control"), WANTED)?;
             return Ok(root.to_owned());
         }
-        let own = sys::cgroup::own_v2().ok_or_else(|| io::Error::other("this process is in no v2 group"))?;
-        // A group that holds processes cannot hand controllers down, so everybody in it first steps aside: this process,
-        // the launcher it started, and whoever shares the group that was handed to this user.
+        let own = sys::cgroup::own_v2()
+            .ok_or_else(|| io::Error::other("this process is in no cgroup of version 2"))?;
+        // A cgroup that holds processes cannot delegate controllers, so all processes in it first move to a
+        // child group: this process, its launcher, and other processes in the group that was delegated to
+        // this user.
         let mut own = root.join(own);
         if own.file_name().is_some_and(|name| name == "palisade-maker") {
             own.pop();
@@ -256,7 +259,7 @@ impl CgroupMaker<'_> {
         made.cgroups.push(Cgroup { path: group, version: CgroupVersion::V2 });
     }
 
-    /// What cgroups do not hold, process limits hold as well as they can, and the record says so.
+    /// Sets process limits where cgroups cannot enforce a limit, and notes that in the record.
     fn fall_back(&self, made: CgroupSetup, ids_have_root: bool) -> BodyCgroups {
         let mut rlimits = Rlimits {
             files: self.limits.files.into(),
@@ -285,14 +288,14 @@ impl CgroupMaker<'_> {
         if self.whole_host() {
             mechanisms.push(Mechanism::enforced(
                 "cpu limit",
-                format!("all {} processors of this host, as asked", self.cpus),
+                format!("all {} CPUs of this host, as requested", self.cpus),
             ));
         } else if !made.cpu {
             let count = self.limits.cpu_milli.div_ceil(1000);
             cpus = Some(count);
             mechanisms.push(Mechanism::degraded(
                 "cpu limit",
-                format!("starts on {count} processors, but may choose others: {why}"),
+                format!("starts on {count} CPUs, but may choose others: {why}"),
             ));
         }
         mechanisms.push(if made.freezer {
@@ -307,7 +310,8 @@ impl CgroupMaker<'_> {
 fn make_below(parent: &Path, body: &BodyId) -> io::Result<PathBuf> {
     let group = parent.join(format!("{OURS}{body}"));
     match fs::create_dir(&group) {
-        // Left by a guest whose keeper was killed, perhaps while it was paused: whoever enters must not freeze.
+        // A guest whose supervisor was killed left this cgroup, perhaps frozen; a process that enters must
+        // not freeze.
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
             let _ = write_kernel(&group.join("freezer.state"), "THAWED");
             let _ = write_kernel(&group.join("cgroup.freeze"), "0");

@@ -1,6 +1,8 @@
-//! The stream to a Body's guest: envd's protocol and our own small service, over the socket in its directory.
+//! The client of a Body's guest: envd's protocol and our own small service, over the socket in the Body's
+//! directory.
 //!
-//! Trust: the guest is hostile until parsed. Every message has a size, every answer a deadline.
+//! Trust: the guest is hostile until its messages are parsed. Every message has a size limit, every answer a
+//! deadline.
 
 use std::{
     convert::Infallible,
@@ -30,50 +32,50 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use sys::lazy_write_stream::LazyWriteStream;
 use tokio::{net::UnixStream, runtime};
 
-/// Largest message taken from a guest.
+/// The largest message that is accepted from a guest.
 const MESSAGE_LEN_MAX: usize = 16 << 20;
-/// How long a guest may think about a short question.
+/// How long a guest may take to answer a short request.
 const ANSWER: Duration = Duration::from_secs(30);
 
-/// Why the guest could not be asked, or what it said.
+/// Why a request to the guest failed.
 #[derive(Debug, thiserror::Error)]
 pub enum GuestError {
-    /// Nobody listens.
+    /// No process listens on the guest's socket.
     #[error("the Body's guest cannot be reached")]
     Connect(#[source] io::Error),
     /// The connection broke.
     #[error("the connection to the Body's guest broke")]
     Broken(#[source] hyper::Error),
-    /// It does not speak the protocol.
+    /// The guest violates the protocol.
     #[error("the Body's guest does not keep to the protocol: {0}")]
     Protocol(String),
-    /// It takes too long.
+    /// The guest did not answer in time.
     #[error("the Body's guest did not answer within {} seconds", ANSWER.as_secs())]
     Silent,
-    /// It said no.
+    /// The guest refused the request.
     #[error("{message}")]
     Refused {
         /// Connect's code, such as `not_found`.
         code: String,
-        /// Its words, made fit for a terminal.
+        /// Its message, with control characters escaped.
         message: String,
-        /// Why it did not start a command, if it was that.
+        /// Why the guest did not start a command, if the request was for one.
         reason: Option<StartRefusal>,
     },
 }
 
-/// Contents of a request.
+/// The body of a request.
 pub type RequestBody = BoxBody<Bytes, io::Error>;
 
-/// Whole contents of a request.
+/// A request body that is complete.
 pub fn whole_body(bytes: impl Into<Bytes>) -> RequestBody {
     Full::new(bytes.into()).map_err(|never: Infallible| match never {}).boxed()
 }
 
-/// What is sent as it arrives.
+/// The chunks of a request body that is sent as they arrive.
 pub type BodyReceiver = tokio::sync::mpsc::Receiver<Result<Bytes, io::Error>>;
 
-/// Contents of a request that are sent as they arrive, and how far that is.
+/// A request body that is sent as its chunks arrive, with its progress.
 struct StreamedBody {
     arriving: BodyReceiver,
     progress: Arc<SendProgress>,
@@ -81,14 +83,14 @@ struct StreamedBody {
 
 #[derive(Default)]
 struct SendProgress {
-    /// Pieces the guest's side has taken.
+    /// Chunks that the guest has taken.
     taken: AtomicU64,
-    /// The next one is our own to bring.
+    /// Whether the sender waits for our caller's next chunk, and not for the guest.
     ours: AtomicBool,
 }
 
 impl SendProgress {
-    /// Returns when the guest has taken nothing for as long as an answer may take.
+    /// Returns when the guest has taken no chunk for the answer timeout.
     async fn wait_stalled(&self) {
         let mut seen = None;
         loop {
@@ -118,7 +120,7 @@ impl hyper::body::Body for StreamedBody {
     }
 }
 
-/// The next piece of an answer that comes in pieces.
+/// The next chunk of a response body.
 pub async fn next_chunk(body: &mut Incoming) -> Result<Option<Bytes>, GuestError> {
     loop {
         match with_timeout(body.frame()).await? {
@@ -132,16 +134,16 @@ pub async fn next_chunk(body: &mut Incoming) -> Result<Option<Bytes>, GuestError
     }
 }
 
-/// What is heard first of a command that runs already.
+/// Which output of a running command is sent first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReplayFrom {
-    /// What nobody has heard.
+    /// Output that no client has received.
     Unheard,
-    /// Of a terminal, its newest output.
+    /// The newest output of a terminal.
     Recent,
 }
 
-/// A Body's guest.
+/// The client of a Body's guest.
 #[derive(Debug, Clone)]
 pub struct GuestClient {
     dir: PathBuf,
@@ -151,7 +153,7 @@ pub struct GuestClient {
 /// A stream to a port inside a Body.
 pub type PortStream = TokioIo<hyper::upgrade::Upgraded>;
 
-/// Has a future do what it can do at once.
+/// Polls a future once.
 fn poll_once<F: Future + ?Sized>(future: Pin<&mut F>) -> Option<F::Output> {
     match future.poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(output) => Some(output),
@@ -164,31 +166,32 @@ fn poll_once<F: Future + ?Sized>(future: Pin<&mut F>) -> Option<F::Output> {
 pub struct GuestConnection {
     sender: SendRequest<RequestBody>,
     token: String,
-    /// What carries it.
+    /// The runtime that drives the connection.
     runtime: runtime::Id,
-    /// Since when it is there, or was last used.
+    /// When the connection was opened or last used.
     since: Instant,
 }
 
-/// How often it is looked whether the end of an answer is there.
+/// How many times to check whether the end of a response has arrived.
 const LAST_LOOKS: usize = 6;
-/// A guest closes what nobody has used for longer than this.
+/// A guest closes a connection that was idle for longer than this.
 const LINE_KEPT: Duration = Duration::from_secs(60);
 
 impl GuestClient {
-    /// The guest of the Body in `dir`.
+    /// The client for the guest of the Body in `dir`.
     pub fn new(dir: &Path, token: String) -> Self {
         Self { dir: dir.to_owned(), token }
     }
 
-    /// Connects, for a caller who speaks the protocol itself.
+    /// Connects, for a caller that implements the protocol itself.
     pub async fn connect_raw(&self) -> Result<UnixStream, GuestError> {
         self.connect_now().and_then(UnixStream::from_std).map_err(GuestError::Connect)
     }
 
-    /// Connects without waiting: the kernel answers for a guest that listens, and refuses where too many wait already.
+    /// Connects without waiting: the kernel completes the connection for a guest that listens, and refuses it
+    /// if the backlog is full.
     fn connect_now(&self) -> io::Result<std::os::unix::net::UnixStream> {
-        // By descriptor, because a socket's path may have no more than 107 bytes.
+        // Connects by descriptor, because the path of a socket may have at most 107 bytes.
         let dir = sys::fd::open_path(&self.dir)?;
         let address =
             SocketAddrUnix::new(sys::fd::path_of(std::os::fd::AsFd::as_fd(&dir)).join("guest.sock"))?;
@@ -202,7 +205,7 @@ impl GuestClient {
         Ok(socket.into())
     }
 
-    /// Connects to a port inside the Body.
+    /// Opens a connection to a port inside the Body.
     pub async fn dial(&self, port: u16) -> Result<PortStream, GuestError> {
         let mut line = self.connect_http().await?;
         let asked = line.request(Method::GET, &format!("/v1/dial?port={port}"));
@@ -212,25 +215,25 @@ impl GuestClient {
             return Err(check_status(response)
                 .await
                 .err()
-                .unwrap_or_else(|| GuestError::Protocol("it did not dial".into())));
+                .unwrap_or_else(|| GuestError::Protocol("it did not connect to the port".into())));
         }
         hyper::upgrade::on(response).await.map(TokioIo::new).map_err(GuestError::Broken)
     }
 
-    /// Connects.
+    /// Connects for HTTP requests.
     pub async fn connect_http(&self) -> Result<GuestConnection, GuestError> {
         let stream = self.connect_now().and_then(LazyWriteStream::new).map_err(GuestError::Connect)?;
         let (sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(GuestError::Broken)?;
         tokio::spawn(async move {
-            // Whoever waits for an answer hears of a broken connection there.
+            // The code that waits for the response sees a broken connection there.
             let _ = connection.with_upgrades().await;
         });
         let (runtime, since) = (runtime::Handle::current().id(), Instant::now());
         Ok(GuestConnection { sender, token: self.token.clone(), runtime, since })
     }
 
-    /// Asks one short question of envd's protocol.
+    /// Sends one short request of envd's protocol.
     pub async fn ask<Q: Message, A: Message + Default>(
         &self,
         method: &str,
@@ -239,7 +242,7 @@ impl GuestClient {
         with_timeout(self.connect_http().await?.ask(method, question)).await?
     }
 
-    /// Who answers, and since when.
+    /// The guest's version and start time.
     pub async fn info(&self) -> Result<GuestInfo, GuestError> {
         let body = self
             .connect_http()
@@ -249,7 +252,7 @@ impl GuestClient {
         serde_json::from_slice(&body).map_err(|error| GuestError::Protocol(error.to_string()))
     }
 
-    /// Has the guest of a machine set its clock and prove itself.
+    /// Makes the guest of a microVM set its clock and prove its identity.
     pub async fn receipt(&self, now_ns: u64) -> Result<proto::vm::GuestReceipt, GuestError> {
         let body = self
             .connect_http()
@@ -259,7 +262,7 @@ impl GuestClient {
         serde_json::from_slice(&body).map_err(|error| GuestError::Protocol(error.to_string()))
     }
 
-    /// Tells the guest to end everything and itself.
+    /// Tells the guest to end all processes and exit.
     pub async fn shutdown(&self, grace: Duration) -> Result<(), GuestError> {
         let body = serde_json::to_vec(&Shutdown { grace_ms: grace.as_millis() as u64 }).unwrap_or_default();
         self.connect_http()
@@ -269,7 +272,7 @@ impl GuestClient {
             .map(drop)
     }
 
-    /// Connects to a command that runs.
+    /// Connects to a running command.
     pub async fn connect(
         &self,
         request: &ConnectRequest,
@@ -283,7 +286,7 @@ impl GuestClient {
         line.stream(asked, request).await
     }
 
-    /// Reads a tree of files; the answer's body is in the words of `proto::tree`.
+    /// Reads a tree of files; the response body has the format of `proto::tree`.
     pub async fn read_tree(&self, path: &str, user: Option<&str>) -> Result<Incoming, GuestError> {
         let mut line = self.connect_http().await?;
         let asked = line.request(Method::GET, &tree_path(path, user));
@@ -337,7 +340,7 @@ impl GuestConnection {
         open_stream(answer, Some(self)).await
     }
 
-    /// Whether another request can be sent over it, from here and now.
+    /// Whether another request can be sent over this connection from this runtime.
     pub fn can_be_used(&self) -> bool {
         let here = runtime::Handle::try_current().is_ok_and(|here| here.id() == self.runtime);
         here && self.since.elapsed() < LINE_KEPT && !self.sender.is_closed()
@@ -383,14 +386,14 @@ impl GuestConnection {
         read_body(response.into_body()).await
     }
 
-    /// Asks one short question of envd's protocol; the line can be used again after it.
+    /// Sends one short request of envd's protocol; the connection can be used again afterwards.
     pub async fn ask<Q: Message, A: Message + Default>(
         &mut self,
         method: &str,
         question: &Q,
     ) -> Result<A, GuestError> {
         let asked = self.request(Method::POST, method).header(header::CONTENT_TYPE, "application/proto");
-        // The guest answers input only when the command has taken it, so this may last.
+        // The guest answers a request with input only when the command has read it, so this may take long.
         let response = self
             .sender
             .send_request(build_request(asked, whole_body(question.encode_to_vec()))?)
@@ -410,7 +413,7 @@ impl GuestConnection {
     }
 }
 
-/// A question that is answered by a stream.
+/// Builds a request that is answered by a stream.
 fn stream_request<Q: Message>(
     asked: hyper::http::request::Builder,
     question: &Q,
@@ -436,7 +439,7 @@ fn build_request(
     asked.body(body).map_err(|error| GuestError::Protocol(error.to_string()))
 }
 
-/// What a guest that keeps us waiting is not given longer for.
+/// Applies the guest answer timeout.
 pub async fn with_timeout<T>(act: impl Future<Output = T>) -> Result<T, GuestError> {
     tokio::time::timeout(ANSWER, act).await.map_err(|_| GuestError::Silent)
 }
@@ -446,7 +449,7 @@ async fn read_body(body: Incoming) -> Result<Bytes, GuestError> {
     limited.map(http_body_util::Collected::to_bytes).map_err(|error| GuestError::Protocol(error.to_string()))
 }
 
-/// The answer, unless it is an error in Connect's words or in HTTP's.
+/// Returns the response, unless it is an error of Connect or of HTTP.
 async fn check_status(response: Response<Incoming>) -> Result<Response<Incoming>, GuestError> {
     let status = response.status();
     if status.is_success() {
@@ -471,7 +474,8 @@ pub struct ExecStream {
 }
 
 impl ExecStream {
-    /// The line that it came over, for the next request, if the last byte of this one is there: nobody is waited for.
+    /// Returns the connection for the next request, if the last byte of this response has arrived; does not
+    /// wait for the guest.
     pub async fn into_connection(mut self) -> Option<GuestConnection> {
         for _ in 0..LAST_LOOKS {
             let looked = if self.ended {
@@ -488,14 +492,14 @@ impl ExecStream {
             match looked {
                 Some(Ok(_)) => {}
                 Some(Err(_)) => return None,
-                // What carries the line may have it, and hands out one piece at a time.
+                // The connection's task may have received it; it passes on one chunk at a time.
                 None => tokio::task::yield_now().await,
             }
         }
         None
     }
 
-    /// The next event; none when the stream has ended in order.
+    /// The next event; none when the stream has ended properly.
     pub async fn next(&mut self) -> Result<Option<ProcessEvent>, GuestError> {
         loop {
             if let Some(sealed) =
@@ -521,7 +525,11 @@ impl ExecStream {
             match self.body.frame().await {
                 Some(Ok(frame)) => frame.data_ref().into_iter().for_each(|data| self.opener.push(data)),
                 Some(Err(error)) => return Err(GuestError::Broken(error)),
-                None => return Err(GuestError::Protocol("the stream ended without its end".into())),
+                None => {
+                    return Err(GuestError::Protocol(
+                        "the stream ended without its end-of-stream message".into(),
+                    ));
+                }
             }
         }
     }

@@ -1,19 +1,19 @@
-//! Helpers that are told what to do on their standard input, and do it under other ids.
+//! Helper processes that read their task from standard input and work under other ids.
 //!
-//! Invariant: a helper is waited for, whatever becomes of what it is told; why it failed is its own word, and not that it
-//! no longer listens.
+//! Invariant: the caller waits for a helper even if it could not send the whole task; the helper's own
+//! message explains a failure better than a broken pipe.
 
 use std::{
     io::{self, Write},
     process::{Command, Stdio},
 };
 
-/// Why a helper did not do it.
+/// Why a helper failed.
 #[derive(Debug)]
 pub(crate) enum HelperError {
-    /// It could not be run, or not be told.
+    /// The helper could not be started, or the task not be sent.
     Io(io::Error),
-    /// It failed, with these complaints.
+    /// The helper failed with these messages.
     Failed(Vec<u8>),
 }
 
@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     fn shell(script: &str) -> Result<(), HelperError> {
-        // More than a pipe holds, so that it must be read.
+        // The input exceeds a pipe's capacity, so the child must read it.
         run(Command::new("sh").args(["-c", script]), &vec![b'x'; 1 << 20])
     }
 

@@ -1,7 +1,7 @@
-//! Template `host`: this machine's own programs, and nothing else of it.
+//! Template `host`: programs of the host, and nothing else of it.
 //!
-//! An allow-list: what is not named here is not in the Body, now or later. `/home`, `/root`, `/run`, `/srv`, `/mnt`,
-//! `/var` of the host, sockets of daemons, other Bodies and our own data are simply not there.
+//! This is an allow-list: a path that is not listed here is not in the Body. `/home`, `/root`, `/run`,
+//! `/srv`, `/mnt`, `/var` of the host, sockets of daemons, other Bodies and our own data do not exist there.
 
 use std::path::{Path, PathBuf};
 
@@ -11,8 +11,8 @@ use proto::{
     spec::{Ids, USER_ID},
 };
 
-/// Directories of the host that hold programs and their settings. Programs are shown as they are; what root of a Body
-/// has reason to change is private.
+/// Directories of the host that hold programs and their settings. Programs are read-only binds; directories
+/// that root of a Body may change get a private overlay.
 const SHOWN: &[(&str, OverlayAccess)] = &[
     ("usr", OverlayAccess::ReadOnly),
     ("usr/local", OverlayAccess::Private),
@@ -28,7 +28,7 @@ const SHOWN: &[(&str, OverlayAccess)] = &[
     ("gnu", OverlayAccess::ReadOnly),
 ];
 
-/// Settings of the host that hold secrets or speak of other machines, should somebody have made them readable.
+/// Settings of the host that hold secrets or describe other hosts, in case they are readable.
 pub(crate) const HIDDEN_SETTINGS: &[&str] = &[
     "boto.cfg",
     "containerd",
@@ -43,7 +43,7 @@ pub(crate) const HIDDEN_SETTINGS: &[&str] = &[
     "wireguard",
 ];
 
-/// Directories a system expects, beyond the shown ones: path, mode, owner inside.
+/// Further directories that a system expects: path, mode, owner inside.
 const DIRS: &[(&str, u32, u32)] = &[
     ("root/home", 0o755, 0),
     ("root/home/user", 0o755, USER_ID),
@@ -62,43 +62,45 @@ const DIRS: &[(&str, u32, u32)] = &[
     ("root/sys", 0o555, 0),
     ("root/dev", 0o755, 0),
 ];
-/// Directories of `/usr/local` where root of a Body may add programs, although the ones below belong to the host.
+/// Directories of `/usr/local` where root of a Body may add programs, although the lower ones belong to the
+/// host.
 const LOCAL_DIRS: &[&str] = &["bin", "sbin", "lib", "share", "include", "etc", "src"];
 
 /// A snapshot below a Body.
 #[derive(Debug, Clone)]
 pub struct SnapshotLower {
-    /// Which.
+    /// Its id.
     pub id: SnapshotId,
     /// Its directory.
     pub dir: PathBuf,
-    /// The ids it was written under.
+    /// The ids that own its files.
     pub ids: Ids,
-    /// Whether it holds the disk of a microVM, and no files.
+    /// Whether it holds the disk of a microVM instead of files.
     pub machine: bool,
 }
 
-/// What the host shows today.
+/// The parts of the host's root that Bodies see.
 #[derive(Debug)]
 pub struct HostRoot {
     shown: Vec<(&'static str, OverlayAccess)>,
     links: Vec<(&'static str, String)>,
 }
 
-/// Whether somebody in a Body can be root.
+/// Whether a process in a Body can be root.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RootInside {
-    /// Somebody may be.
+    /// A process may become root.
     Possible,
-    /// Nobody is: what only root could change is shown as it is, which takes the kernel less time.
+    /// No process can be root. Directories that only root could change are bound as they are, which costs the
+    /// kernel less time.
     Never,
 }
 
-/// What nobody but root has reason to change.
+/// Directories that only root has reason to change.
 const OF_ROOT: &[&str] = &["usr/local", "opt"];
 
 impl HostRoot {
-    /// Looks at the host's root.
+    /// Inspects the host's root.
     pub fn inspect(masters: RootInside) -> Self {
         let mut found = Self { shown: Vec::new(), links: Vec::new() };
         for (name, kind) in SHOWN {
@@ -106,7 +108,7 @@ impl HostRoot {
             let unchanged = masters == RootInside::Never && OF_ROOT.contains(name);
             let kind = if unchanged { OverlayAccess::ReadOnly } else { *kind };
             match std::fs::symlink_metadata(&path) {
-                // Shown with what it is in.
+                // It is visible as a part of its parent directory.
                 Ok(what) if what.is_dir() && unchanged && name.contains('/') => {}
                 Ok(what) if what.is_dir() => found.shown.push((name, kind)),
                 Ok(what) if what.is_symlink() => {
@@ -119,7 +121,8 @@ impl HostRoot {
         found
     }
 
-    /// The areas of a Body: the root itself, then what the host shows, each over the snapshots that hold it.
+    /// The mounts of a Body: the root itself, then the visible parts of the host, each above the snapshots
+    /// that hold it.
     pub fn areas(&self, snapshots: &[SnapshotLower]) -> Vec<OverlayMount> {
         let areas = std::iter::once(("", OverlayAccess::Private)).chain(self.shown.iter().copied());
         areas
@@ -132,14 +135,14 @@ impl HostRoot {
             .collect()
     }
 
-    /// The directories an upper needs.
+    /// The directories that an upper needs.
     pub fn area_dirs(&self) -> impl Iterator<Item = String> {
         let private =
             self.shown.iter().filter(|(_, kind)| *kind == OverlayAccess::Private).map(|(at, _)| *at);
         std::iter::once("").chain(private).map(area_dir)
     }
 
-    /// What is shown, and links beside it.
+    /// The visible directories, and links next to them.
     pub(crate) fn names_and_links(&self) -> (Vec<&'static str>, Vec<(String, String)>) {
         (
             self.shown.iter().map(|(at, _)| *at).collect(),
@@ -151,7 +154,7 @@ impl HostRoot {
         self.shown.iter().any(|(name, _)| *name == at)
     }
 
-    /// What a fresh Body finds in its upper. Over a snapshot only what makes it somebody else.
+    /// The files of a fresh Body's upper. Above a snapshot, only the files that give the Body its identity.
     pub fn seeds(&self, body: &BodyId, machine_id: &str, snapshots: &[SnapshotLower]) -> Vec<SeedEntry> {
         let file = |path: &str, contents: String| SeedEntry::File { path: format!("etc/{path}"), contents };
         let mut seeds: Vec<SeedEntry> = Vec::new();
@@ -177,7 +180,7 @@ impl HostRoot {
             seeds.push(file("passwd", accounts("/etc/passwd", PASSWD_OURS)));
             seeds.push(file("group", accounts("/etc/group", GROUP_OURS)));
             seeds.push(file("resolv.conf", "# This Body has no network but its own loopback.\n".to_owned()));
-            // Also what is not there yet.
+            // Also hides files that do not exist yet.
             seeds
                 .extend(HIDDEN_SETTINGS.iter().map(|name| SeedEntry::Hidden { path: format!("etc/{name}") }));
         }
@@ -206,10 +209,10 @@ const PASSWD_OURS: &[&str] = &[
     "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin",
 ];
 const GROUP_OURS: &[&str] = &["root:x:0:", "user:x:1000:", "nogroup:x:65534:"];
-/// Ids below this are the system's own, with the same meaning on every machine.
+/// Ids up to this are system ids, with the same meaning on every host.
 const SYSTEM_ID_MAX: u32 = 999;
 
-/// The system's accounts and ours, but none of the people of this machine.
+/// The system's accounts and ours, but no accounts of people on this host.
 fn accounts(file: &str, ours: &[&str]) -> String {
     let host = std::fs::read_to_string(file).unwrap_or_default();
     let mut lines: Vec<String> = ours.iter().map(|line| (*line).to_owned()).collect();
@@ -221,7 +224,7 @@ fn accounts(file: &str, ours: &[&str]) -> String {
         if !system || taken(fields[0]) {
             continue;
         }
-        // Members of a system group are people of this machine.
+        // Members of a system group are people on this host, so they are removed.
         lines.push(if fields.len() == 4 {
             format!("{}:x:{}:", fields[0], fields[2])
         } else {

@@ -1,9 +1,10 @@
-//! Which host ids stand behind a Body's ids.
+//! The host ids that a Body's ids map to.
 //!
-//! Invariant: host id 0 stands behind none. Root gives each Body a run of ids of its own, claimed by two links: one in
-//! the data directory, which lasts as long as the Body, and one for the whole host ([`host_wide`]); an ordinary user
-//! gives the run the administrator set aside, or only the user's own id.
-//! Invariant: where the second link cannot be made the first one is enough, and the record says so.
+//! Invariant: no id of a Body maps to host id 0. Root gives each Body an id range of its own, claimed by two
+//! links: one in the data directory, which lasts as long as the Body, and one for the whole host
+//! ([`host_wide`]); an ordinary user gives the range from /etc/subuid, or only the user's own id.
+//! Invariant: if the second link cannot be created, the first one is enough, and the enforcement record says
+//! so.
 
 mod host_wide;
 
@@ -21,27 +22,27 @@ use proto::{
     spec::{IdRange, Ids, USER_ID},
 };
 
-/// First of the runs: above every id that distributions, systemd or containers hand out.
+/// The first range: above every id that distributions, systemd or containers use.
 const FIRST: u32 = 0x7000_0000;
 const RUN: u32 = 65_536;
 const RUNS: u32 = 4095;
-/// The run after those: files of templates belong to it, and no process ever does.
+/// The range after those: files of templates belong to it, and no process ever does.
 const LAYERS_RUN: u32 = RUNS;
 
-/// Why a Body has no ids.
+/// Why a Body gets no ids.
 #[derive(Debug, thiserror::Error)]
 pub enum IdsError {
-    /// Each of the runs belongs to a Body that is still there.
-    #[error("all {RUNS} runs of ids are taken by Bodies that exist")]
+    /// Each range belongs to a Body that still exists.
+    #[error("all {RUNS} id ranges belong to existing Bodies")]
     Exhausted,
-    /// A root of its own needs every id from 0 to 65535 mapped.
+    /// The root of a template needs every id from 0 to 65535 mapped.
     #[error("only your own id can be mapped, and a template's root needs all from 0 to 65535")]
     TooFew,
-    /// The caller is the host's root in a user namespace, and has no other id to give.
+    /// The caller is root of a user namespace that maps only the host's root, and has no other id to give.
     #[error("this root has only the host's own root id, which is never mapped into a Body")]
     OnlyRoot,
-    /// While it did not run, or under another data directory, its run was given to another.
-    #[error("host ids {first} and the {} after it belong to another Body of this host by now", RUN - 1)]
+    /// While the Body did not run, or under another data directory, its range was given to another Body.
+    #[error("host ids {first} and the {} after it now belong to another Body of this host", RUN - 1)]
     Taken {
         /// The first of them.
         first: u32,
@@ -54,13 +55,13 @@ pub enum IdsError {
 /// Whether a Body must have a root inside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MapRoot {
-    /// It must, where that can be had.
+    /// Map a root id, if possible.
     Yes,
-    /// It costs an ordinary user three milliseconds, and nobody asked.
+    /// Map no root id: for an ordinary user it costs three milliseconds, and the caller does not need it.
     No,
 }
 
-/// Gives a Body its ids.
+/// Claims ids for a Body.
 pub fn claim(data: &Path, body: &BodyId, root: MapRoot) -> Result<Ids, IdsError> {
     if sys::caps::is_host_root() {
         return Ok(run_of(claim_run(data, body)?));
@@ -76,7 +77,7 @@ pub fn claim(data: &Path, body: &BodyId, root: MapRoot) -> Result<Ids, IdsError>
     })
 }
 
-/// Whether an id of this user namespace is id 0 of the one around it. What cannot be read counts as yes.
+/// Whether an id of this user namespace is id 0 of its parent namespace. An unreadable map counts as yes.
 fn is_roots(map: &str, id: u32) -> bool {
     let Ok(text) = std::fs::read_to_string(map) else { return true };
     text.lines().any(|line| {
@@ -89,7 +90,7 @@ fn is_roots(map: &str, id: u32) -> bool {
     })
 }
 
-/// The ids that files of a template's layers belong to.
+/// The ids that own the files of a template's layers.
 pub fn of_layers() -> Result<Ids, IdsError> {
     if sys::caps::is_host_root() {
         return Ok(run_of(LAYERS_RUN));
@@ -98,7 +99,7 @@ pub fn of_layers() -> Result<Ids, IdsError> {
     own.filter(is_whole).ok_or(IdsError::TooFew)
 }
 
-/// The ids that files of a repository belong to: one is enough for those.
+/// The ids that own the files of a repository; these need only one.
 pub fn of_trees() -> Ids {
     let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
     of_layers().ok().or_else(|| subordinate(uid, gid)).unwrap_or_else(|| single(uid, gid))
@@ -109,13 +110,13 @@ pub fn own() -> Ids {
     single(rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw())
 }
 
-/// Whether every id from 0 to 65535 is mapped, as a root of its own needs.
+/// Whether every id from 0 to 65535 is mapped, as the root of a template needs.
 pub fn is_whole(ids: &Ids) -> bool {
     let whole = |ranges: &[IdRange]| ranges.iter().map(|range| range.count).sum::<u32>() >= RUN;
     whole(&ids.users) && whole(&ids.groups)
 }
 
-/// Claims the ids of a Body that is there already, before it starts: the host forgot them when it restarted.
+/// Claims the ids of an existing Body before it starts: a restart of the host removes claims.
 pub fn claim_again(data: &Path, body: &BodyId, ids: &Ids) -> Result<(), IdsError> {
     let Some(run) = run_in(ids) else { return Ok(()) };
     match claim_host_wide(data, run, body) {
@@ -124,21 +125,21 @@ pub fn claim_again(data: &Path, body: &BodyId, ids: &Ids) -> Result<(), IdsError
     }
 }
 
-/// Gives them back, unless the keeper did and somebody else has them by now.
+/// Releases the ids, unless the supervisor did and another Body has them by now.
 pub fn release(data: &Path, ids: &Ids, body: &BodyId) {
     for claim in claims_of(data, ids, body) {
         let _ = sys::fd::remove_link(&claim.link, &claim.target);
     }
 }
 
-/// The links by which a Body has its run of ids, that of the host last.
+/// The links that claim the Body's id range, the one for the whole host last.
 pub fn claims_of(data: &Path, ids: &Ids, body: &BodyId) -> Vec<OwnerLink> {
     let Some(run) = run_in(ids) else { return Vec::new() };
     let own = OwnerLink { link: data.join("ids").join(run.to_string()), target: body.as_str().into() };
     vec![own, OwnerLink { link: HostClaims::new().link(run), target: directory(data, body) }]
 }
 
-/// Claims of a data directory whose Bodies are gone, with the names of those.
+/// Claims of a data directory whose Bodies are gone, with the names of the Bodies.
 pub fn orphans(data: &Path) -> Vec<(String, OwnerLink)> {
     let entries = std::fs::read_dir(data.join("ids")).into_iter().flatten().flatten();
     let own = entries.filter_map(|entry| {
@@ -149,7 +150,7 @@ pub fn orphans(data: &Path) -> Vec<(String, OwnerLink)> {
         .below(&bodies)
         .into_iter()
         .map(|(run, target)| OwnerLink { link: HostClaims::new().link(run), target });
-    // What the data directory's links say is a name in `bodies`, what the host's say is the whole path.
+    // Links in the data directory name an entry of `bodies`; links for the whole host hold the full path.
     let gone = |claim: &OwnerLink| {
         let run = claim.link.file_name().and_then(|name| name.to_str()?.parse().ok());
         run.is_some_and(|run| is_gone(run, &bodies.join(&claim.target)))
@@ -157,7 +158,7 @@ pub fn orphans(data: &Path) -> Vec<(String, OwnerLink)> {
     own.chain(hosts).filter(gone).map(named).collect()
 }
 
-/// Claims of Bodies whose data directory was removed as a whole, whichever that was, with the names of those.
+/// Claims of Bodies whose whole data directory was removed, on this host, with the names of the Bodies.
 pub fn abandoned() -> Vec<(String, OwnerLink)> {
     if !sys::caps::is_host_root() {
         return Vec::new();
@@ -172,7 +173,7 @@ fn named(claim: OwnerLink) -> (String, OwnerLink) {
     (claim.target.file_name().unwrap_or_default().to_string_lossy().into_owned(), claim)
 }
 
-/// What the ids are worth.
+/// The enforcement record of the id mapping.
 pub fn record(data: &Path, body: &BodyId, ids: &Ids) -> Mechanism {
     let name = "own ids";
     match ids.users.as_slice() {
@@ -183,7 +184,7 @@ pub fn record(data: &Path, body: &BodyId, ids: &Ids) -> Mechanism {
             Mechanism::degraded(
                 name,
                 format!(
-                    "host ids {} and {} more are this Body's among those of its data directory, but those of another may have them too: no claim can be written below /run",
+                    "no other Body of this data directory has host ids {} and {} more, but Bodies of another data directory may: no claim can be written below /run",
                     only.outside,
                     only.count - 1
                 ),
@@ -191,7 +192,7 @@ pub fn record(data: &Path, body: &BodyId, ids: &Ids) -> Mechanism {
         }
         [only] if only.count > 1 => Mechanism::enforced(
             name,
-            format!("host ids {} and {} more are this Body's alone", only.outside, only.count - 1),
+            format!("host ids {} and {} more belong to this Body alone", only.outside, only.count - 1),
         ),
         [_] => Mechanism::degraded(
             name,
@@ -204,20 +205,20 @@ pub fn record(data: &Path, body: &BodyId, ids: &Ids) -> Mechanism {
     }
 }
 
-/// What becomes of the caller's own groups.
+/// The enforcement record of the caller's supplementary groups.
 pub fn groups_record(ids: &Ids) -> Mechanism {
     let name = "groups";
     if ids.has_root() {
-        return Mechanism::enforced(name, "none of the host's groups is held inside");
+        return Mechanism::enforced(name, "no process inside has a group of the host");
     }
     let own = rustix::process::getgid();
     match rustix::process::getgroups().unwrap_or_default().iter().filter(|group| **group != own).count() {
-        0 => Mechanism::enforced(name, "the Body's `user` holds your own group and no other"),
-        // The kernel lets nobody drop groups who could not also have been kept out by them.
+        0 => Mechanism::enforced(name, "the Body's `user` has your own group and no other"),
+        // The kernel does not let an unprivileged process drop groups, because groups can also deny access.
         held => Mechanism::degraded(
             name,
             format!(
-                "{held} more groups of yours are held inside, though by no name: only subordinate ids let them be dropped"
+                "processes inside keep {held} more of your groups, without names: dropping them needs subordinate ids"
             ),
         ),
     }
@@ -237,13 +238,13 @@ fn first_choice(body: &BodyId) -> u32 {
     body.as_str().bytes().fold(0u32, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte.into())) % RUNS
 }
 
-/// The host ids of a run.
+/// The host ids of a range.
 fn ids_of(run: u32) -> Range<u32> {
     let first = FIRST + run * RUN;
     first..first + RUN
 }
 
-/// The run that such ids are.
+/// The number of the range that these ids are.
 fn run_in(ids: &Ids) -> Option<u32> {
     let into = ids.users.first()?.outside.checked_sub(FIRST)?;
     (into % RUN == 0 && into / RUN < RUNS).then_some(into / RUN)
@@ -271,7 +272,7 @@ fn claim_run(data: &Path, body: &BodyId) -> Result<u32, IdsError> {
     Err(IdsError::Exhausted)
 }
 
-/// Claims a run among the Bodies of a data directory.
+/// Claims a range among the Bodies of a data directory.
 fn claim_in(data: &Path, run: u32, link: &Path, body: &BodyId) -> io::Result<RangeOwner> {
     let made = match symlink(body.as_str(), link) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -289,12 +290,12 @@ fn claim_in(data: &Path, run: u32, link: &Path, body: &BodyId) -> io::Result<Ran
     }
 }
 
-/// Claims a run among all Bodies of this host. Where that cannot be written the Body's record says so.
+/// Claims a range among all Bodies of this host. If the claim cannot be written, the Body's record says so.
 fn claim_host_wide(data: &Path, run: u32, body: &BodyId) -> RangeOwner {
     HostClaims::new().claim(run, &directory(data, body)).unwrap_or(RangeOwner::Own)
 }
 
-/// The run that /etc/subuid and /etc/subgid give this user, where the helpers that may map it are installed.
+/// The range that /etc/subuid and /etc/subgid give this user, if the helpers that map it are installed.
 fn subordinate(uid: u32, gid: u32) -> Option<Ids> {
     let helpers = ["newuidmap", "newgidmap"];
     let installed = |name: &&str| {

@@ -1,8 +1,8 @@
-//! Layers of templates: trees that never change, to be lowers of Bodies.
+//! Layers of templates: immutable trees that are lowers of Bodies.
 //!
-//! Invariant: a layer is whole once its record is on disk; the record is written last.
-//! Invariant: files of a layer belong to ids that no process has ([`ids::of_layers`]), to those of the Body that wrote
-//! them, or to the user's subordinate ids; never to the host's root.
+//! Invariant: a layer is complete once its record is on disk; the record is written last.
+//! Invariant: files of a layer belong to ids that no process has ([`ids::of_layers`]), to the ids of the Body
+//! that wrote them, or to the user's subordinate ids; never to the host's root.
 
 use std::{
     fs,
@@ -28,24 +28,24 @@ use crate::{
 
 const RECORD_LEN_MAX: u64 = 1 << 20;
 
-/// Why there is no layer.
+/// Why a layer could not be created or read.
 #[derive(Debug, thiserror::Error)]
 pub enum LayerError {
     /// A step failed.
     #[error("cannot {0}")]
     Io(&'static str, #[source] io::Error),
-    /// The record makes no sense.
+    /// The record cannot be parsed.
     #[error("the record of a layer is damaged")]
     Damaged(#[source] serde_json::Error),
     /// A Body's files could not be copied.
     #[error(transparent)]
     Copy(#[from] snapshot::SnapshotError),
-    /// What was to be unpacked is no archive that may be, or could not be.
+    /// The archive is not allowed in a layer, or could not be unpacked.
     #[error("{0}")]
     Unpack(String),
 }
 
-/// A layer in the making: removed when it is dropped before it is whole.
+/// A layer that is being created; dropping it before it is complete removes it.
 #[derive(Debug)]
 pub struct LayerDraft<'a> {
     programs: &'a Programs,
@@ -68,7 +68,7 @@ impl<'a> LayerDraft<'a> {
         let dir = layers.join(name);
         let step = |error| LayerError::Io("make a layer's directory", error);
         fs::DirBuilder::new().recursive(true).mode(0o700).create(layers).map_err(step)?;
-        // What somebody left who was killed.
+        // Removes what an earlier process left that was killed.
         snapshot::remove(programs, &ids, &dir).or_else(|error| match error {
             snapshot::SnapshotError::Io(_, error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             error => Err(error),
@@ -84,37 +84,38 @@ impl<'a> LayerDraft<'a> {
         Ok(draft)
     }
 
-    /// Where its files go.
+    /// The directory for its files.
     pub fn root(&self) -> PathBuf {
         self.dir.join("root")
     }
 
-    /// The ids its files belong to.
+    /// The ids that own its files.
     pub fn ids(&self) -> &Ids {
         &self.ids
     }
 
-    /// Takes what a Body changed; the Body does not run.
+    /// Copies the changes of a Body that does not run.
     pub fn take(&self, body_dir: &Path, spec: &Spec) -> Result<(), LayerError> {
         self.take_area(&body_dir.join("disk/upper"), spec, "root")
     }
 
-    /// The same of one of its areas, by the name of its directory.
+    /// Copies the changes of a Body in one of its mounts, named by its directory in the upper.
     pub fn take_area(&self, upper: &Path, spec: &Spec, area: &str) -> Result<(), LayerError> {
         let step = |error| LayerError::Io("make a layer's directory", error);
         let root = self.root();
-        // The copy takes over the upper's own owner and mode.
+        // The copy takes over the owner and mode of the upper.
         fs::remove_dir(&root).map_err(step)?;
         fs::DirBuilder::new().mode(0o755).create(&root).map_err(step)?;
         Ok(snapshot::copy_tree(self.programs, &spec.ids, &upper.join(area), &root)?)
     }
 
-    /// Makes it whole under its id: `layers/ID`. One that is there already is as good.
+    /// Publishes the complete layer under its id: `layers/ID`. If that layer exists already, it is used
+    /// instead.
     pub fn finish(self, id: LayerId, about: &str, now: String) -> Result<LayerRecord, LayerError> {
         self.finish_over(id, about, now, Vec::new())
     }
 
-    /// The same for one that was made to stand on others.
+    /// Publishes a layer that was made on top of other layers.
     pub fn finish_over(
         mut self,
         id: LayerId,
@@ -165,16 +166,16 @@ pub fn read(dir: &Path) -> Result<LayerRecord, LayerError> {
     serde_json::from_str(&text).map_err(LayerError::Damaged)
 }
 
-/// A layer as a lower.
+/// The layer as a lower.
 pub fn below(dir: &Path) -> Result<LowerLayer, LayerError> {
     Ok(LowerLayer { root: dir.join("root"), ids: read(dir)?.ids })
 }
 
-/// What one layer may hold, unpacked.
+/// The limits of one unpacked layer.
 pub const UNPACKED_MAX: ArchiveLimits = ArchiveLimits { bytes: 32 << 30, entries: 4_000_000 };
 
 impl LayerDraft<'_> {
-    /// Unpacks an archive into the layer, under its ids and with no other rights.
+    /// Unpacks an archive into the layer, under the layer's ids and with no other rights.
     pub fn unpack(
         &self,
         archive: impl Read,
@@ -184,7 +185,7 @@ impl LayerDraft<'_> {
         self.fill(|sink| archive::read(archive, dialect, bounds, sink))
     }
 
-    /// Has somebody bring entries, and puts them into the layer under its ids and with no other rights.
+    /// Adds entries from a source to the layer, under the layer's ids and with no other rights.
     pub fn fill<T>(
         &self,
         bring: impl FnOnce(&mut dyn Sink) -> Result<T, ArchiveError>,
@@ -202,7 +203,7 @@ impl LayerDraft<'_> {
         let sent = self.send(bring, stdin);
         let output = child.wait_with_output().map_err(failed)?;
         match sent {
-            // The helper's own word says more than that it no longer listens.
+            // The helper's own message says more than a broken pipe.
             Err(ArchiveError::Sink(_)) | Ok(_) if !output.status.success() => Err(LayerError::Unpack(
                 proto::text::visible_bytes(&output.stderr[..output.stderr.len().min(4096)]),
             )),

@@ -1,9 +1,10 @@
-//! One sandbox: how it is made, frozen, thawed and ended, and the stream to its guest.
+//! One sandbox: how it is created, frozen, restored and ended, and the stream to its guest.
 //!
-//! A Body is a directory, an enforcement record and a stream to its guest; only making, freezing and ending differ
-//! by layer. This room stores no event: it returns what happened, and `fleet` writes it down.
+//! A Body is a directory, an enforcement record and a stream to its guest; only creating, freezing and ending
+//! differ by layer. This crate stores no event: it returns what happened, and `fleet` records it.
 //!
-//! Invariant: a Body does not depend on the process that made it. Its directory is enough to use and end it.
+//! Invariant: a Body does not depend on the process that created it. Its directory is enough to use and end
+//! it.
 //! Absent on purpose: retention, names, listing; `fleet` has them.
 
 pub mod archive;

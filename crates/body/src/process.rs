@@ -1,4 +1,5 @@
-//! The process layer: a Body made by `pal-launch`, frozen by its cgroup, ended by the end of its first process.
+//! The process layer: `pal-launch` starts a Body, its cgroup freezes it, and it ends when its first process
+//! ends.
 
 use std::{
     fs::{self, File},
@@ -38,29 +39,30 @@ use crate::{
 
 const REPORT_LEN_MAX: u64 = 1 << 20;
 const FREEZE_PATIENCE: Duration = Duration::from_secs(10);
-/// How long a process that is stopped one by one may be busy in the kernel before it is taken to wait for another.
+/// When processes are stopped one by one: how long a process may be in uninterruptible sleep before it counts
+/// as waiting in `vfork`.
 const VFORK_PATIENCE: Duration = Duration::from_millis(100);
 /// How long the kernel may take to end every process of a Body.
 const END_PATIENCE: Duration = Duration::from_secs(30);
-/// Output of each process that is kept for those who connect later.
+/// Output of each process that the guest keeps for clients that connect later.
 const RING_BYTES: u64 = 256 << 10;
 
-/// Why a Body could not be made, frozen or ended.
+/// Why a Body could not be started, frozen or ended.
 #[derive(Debug, thiserror::Error)]
 pub enum ProcessError {
     /// The launcher could not be run.
     #[error("cannot run the launcher")]
     Launcher(#[source] io::Error),
-    /// The launcher said no.
+    /// The launcher reported a failure.
     #[error("cannot {}: {}", .0.step, .0.cause)]
     Refused(LaunchFailure),
-    /// Its directory.
+    /// The Body's directory cannot be used.
     #[error(transparent)]
     Dir(#[from] DirError),
-    /// Its upper could not be made.
+    /// The Body's upper could not be created.
     #[error("cannot prepare the Body's upper")]
     Upper(#[source] io::Error),
-    /// Its processes could not be stopped or let go.
+    /// The Body's processes could not be stopped or resumed.
     #[error("cannot {0} the Body's processes")]
     Freeze(&'static str, #[source] io::Error),
     /// Its processes could not be ended.
@@ -68,48 +70,49 @@ pub enum ProcessError {
     End(#[source] io::Error),
 }
 
-/// What every Body of this host is made with.
+/// The context in which this host starts Bodies.
 #[derive(Debug)]
 pub struct LaunchContext {
     /// The launcher.
     pub programs: Programs,
-    /// What this host has.
+    /// The capacity of this host.
     pub capacity: HostCapacity,
-    /// Where it has its cgroups.
+    /// The cgroup mounts of this host.
     pub cgroups: sys::cgroup::CgroupMounts,
     /// When a decision of an egress proxy counts as recorded.
     pub flush: Flush,
 }
 
-/// A Body that was just made.
+/// A Body that was just started.
 #[derive(Debug)]
 pub struct StartedBody {
-    /// What holds it.
+    /// The enforcement record.
     pub enforcement: Enforcement,
-    /// Where it runs.
+    /// The report of the launcher.
     pub ready: LaunchedBody,
-    /// The maker's side of a Body that lives as long as its maker.
+    /// The handle on the supervisor.
     pub supervisor: SupervisorHandle,
     /// Its cgroups.
     pub cgroups: Vec<proto::launch::Cgroup>,
 }
 
-/// Dropped, it ends a Body of [`Life::Run`], and a kept one unless it was slackened before.
+/// The handle on the supervisor. Dropping it ends a Body of [`Life::Run`], and a kept Body unless
+/// [`SupervisorHandle::detach`] was called.
 #[derive(Debug)]
 pub struct SupervisorHandle {
     stdin: Option<File>,
     stdout: Option<File>,
-    /// Our child, until somebody has waited for it.
+    /// Our child process, until it was reaped.
     supervisor: Option<Pid>,
 }
 
 impl SupervisorHandle {
-    /// Ends the Body, if it lives by this tether.
+    /// Ends the Body, if it depends on this handle.
     pub fn terminate(&mut self) {
         drop(self.stdin.take());
     }
 
-    /// Waits until its keeper has left nothing of the Body; the keeper itself is about to exit then.
+    /// Waits until the supervisor has removed everything of the Body; it is about to exit then.
     pub fn wait_cleanup(&mut self) {
         let cleared = self.stdout.take().map(|mut stdout| stdout.read(&mut [0; 1]));
         if !matches!(cleared, Some(Ok(1))) {
@@ -117,7 +120,7 @@ impl SupervisorHandle {
         }
     }
 
-    /// Waits for the keeper's own end.
+    /// Waits for the supervisor's exit.
     pub fn reap(&mut self) {
         self.terminate();
         if let Some(supervisor) = self.supervisor.take() {
@@ -125,9 +128,9 @@ impl SupervisorHandle {
         }
     }
 
-    /// Whether the keeper is gone, without waiting for it.
+    /// Whether the supervisor has exited, without waiting.
     pub fn try_reap(&mut self) -> bool {
-        // An error means that somebody else has waited for it.
+        // An error means that other code has already reaped it.
         let gone = |supervisor| {
             rustix::process::waitpid(Some(supervisor), WaitOptions::NOHANG)
                 .map_or(true, |status| status.is_some())
@@ -138,8 +141,8 @@ impl SupervisorHandle {
         self.supervisor.is_none()
     }
 
-    /// Lets the Body go on without its maker, which has written down that there is one: a keeper that never hears
-    /// this word ends the Body. The keeper can still be waited for by [`SupervisorHandle::reap`].
+    /// Lets the Body continue without the process that created it, which has recorded the Body; without this
+    /// message the supervisor ends the Body. [`SupervisorHandle::reap`] can still wait for the supervisor.
     pub fn detach(&mut self) {
         if let Some(mut stdin) = self.stdin.take() {
             let _ = stdin.write_all(b"\n");
@@ -148,7 +151,8 @@ impl SupervisorHandle {
     }
 }
 
-/// A Body whose plan was sent and whose guest is being started. Dropped, it ends; its keeper clears it away.
+/// A Body whose plan was sent and whose guest is being started. Dropping it ends the Body; the supervisor
+/// cleans up.
 #[derive(Debug)]
 pub struct StartingBody {
     supervisor: Option<SupervisorHandle>,
@@ -163,14 +167,14 @@ impl Drop for StartingBody {
     }
 }
 
-/// A launcher that runs already and waits for its plan.
+/// A launcher that runs and waits for its plan.
 #[derive(Debug)]
 pub struct Launcher {
     supervisor: Option<SupervisorHandle>,
 }
 
 impl Drop for Launcher {
-    /// One that never got a plan ends by itself when nobody can send one any more; it is waited for here.
+    /// A launcher without a plan exits when its input is closed; this waits for it.
     fn drop(&mut self) {
         if let Some(mut supervisor) = self.supervisor.take() {
             supervisor.reap();
@@ -179,12 +183,12 @@ impl Drop for Launcher {
 }
 
 impl LaunchContext {
-    /// Starts the launcher ahead, so that it gets ready while its plan is being made.
+    /// Starts the launcher early, so that it initializes while its plan is being made.
     pub fn start_launcher(&self) -> Result<Launcher, ProcessError> {
-        // A v2 group is entered by the fork itself, so there the fork must wait for the plan.
+        // With cgroup v2 the fork itself enters the group, so the fork must wait for the plan.
         let when = if groups::uses_v2(&self.cgroups) { "late" } else { "early" };
         let mut child = Command::new(&self.programs.launch)
-            // What `ps` shows, also inside the Body: no path of the host.
+            // The name that `ps` shows, also inside the Body: no path of the host.
             .arg0("pal-launch")
             .arg(when)
             .stdin(Stdio::piped())
@@ -205,7 +209,7 @@ impl LaunchContext {
         })
     }
 
-    /// Sends the plan of a Body of the process layer in `dir`, whose spec is written already.
+    /// Sends the plan of a Body of the process layer in `dir`, whose spec is already written.
     pub fn begin(
         &self,
         launcher: Launcher,
@@ -223,12 +227,12 @@ impl LaunchContext {
         send(launcher, &plan, bounds)
     }
 
-    /// Makes the cgroups of a Body, with these limits.
+    /// Creates the cgroups of a Body with these limits.
     pub(crate) fn apply_limits(&self, spec: &Spec, limits: &Limits) -> groups::BodyCgroups {
         groups::apply_limits(&self.cgroups, &spec.id, limits, self.capacity.cpus, spec.ids.has_root())
     }
 
-    /// The plan of a Body whose guest runs on the host's kernel. `uppers` says how its upper is limited.
+    /// The plan of a Body whose guest runs on the host's kernel. `uppers` describes the limits of its upper.
     pub(crate) fn plan(
         &self,
         dir: &BodyDir,
@@ -286,7 +290,7 @@ impl LaunchContext {
     }
 }
 
-/// What the guest of a Body is told.
+/// The configuration of a Body's guest.
 pub fn guest_config(spec: &Spec, token: &str) -> GuestConfig {
     GuestConfig {
         body: spec.id.clone(),
@@ -303,12 +307,13 @@ pub fn guest_config(spec: &Spec, token: &str) -> GuestConfig {
     }
 }
 
-/// Different for each Body, equal for each start of it. The Body can read it, and learns nothing of the token from it.
+/// The machine id: different for each Body, equal for each start of it. The Body can read it, but cannot
+/// derive the token from it.
 pub(crate) fn machine_id(token: &str) -> String {
     secret::derive(token, Purpose::MachineId, &[])[..32].to_owned()
 }
 
-/// The mounts that its spec names, and the directory of its egress proxy's socket.
+/// The mounts that the spec names, and the directory of the egress proxy's socket.
 fn mounts_of_spec(spec: &Spec, egress: &EgressDir) -> Vec<Mount> {
     let socket = spec.egress.as_ref().map(|_| Mount {
         source: egress.shared(),
@@ -323,10 +328,10 @@ fn upper_mechanisms(spec: &Spec) -> Vec<Mechanism> {
     let limits = &spec.limits;
     match spec.life {
         Life::Run => vec![
-            Mechanism::enforced("disk limit", format!("{} in memory of its own", limits.disk)),
+            Mechanism::enforced("disk limit", format!("{} in a tmpfs of its own", limits.disk)),
             Mechanism::enforced(
                 "inode limit",
-                format!("{} files and directories in memory of its own", limits.inodes),
+                format!("{} files and directories in a tmpfs of its own", limits.inodes),
             ),
         ],
         Life::Kept => vec![
@@ -364,9 +369,9 @@ fn wall_record(limits: &Limits) -> Mechanism {
     match limits.wall_ms {
         Some(ms) => Mechanism::enforced(
             "time limit",
-            format!("{ms} ms by its keeper, which no process of the Body can reach"),
+            format!("{ms} ms by its supervisor, which no process of the Body can reach"),
         ),
-        None => Mechanism::enforced("time limit", "none was asked for"),
+        None => Mechanism::enforced("time limit", "none was requested"),
     }
 }
 
@@ -374,7 +379,7 @@ fn output_record(limits: &Limits) -> Mechanism {
     Mechanism::enforced("output limit", format!("{} of each exec are recorded", limits.output))
 }
 
-/// Makes `disk/upper` and `disk/work` for every area, owned by the Body's root.
+/// Creates `disk/upper` and `disk/work` for every mount, owned by the Body's root.
 fn prepare_upper(dir: &Path, spec: &Spec, root: &RootPlan<'_>) -> io::Result<()> {
     let first = if spec.ids.has_root() { 0 } else { proto::spec::USER_ID };
     let owner = spec.ids.user_outside(first).zip(spec.ids.group_outside(first));
@@ -407,7 +412,7 @@ fn wait_for(supervisor: Pid) {
     ) {}
 }
 
-/// Sends a launcher its plan. Where that fails, the cgroups that were made for the Body are removed.
+/// Sends a plan to a launcher. If that fails, it removes the cgroups of the Body.
 pub(crate) fn send(
     mut launcher: Launcher,
     plan: &LaunchPlan,
@@ -477,7 +482,7 @@ pub fn pause(running: &RunRecord) -> Result<(), ProcessError> {
     frozen.map_err(|error| ProcessError::Freeze("stop", error))
 }
 
-/// Lets every process go on.
+/// Resumes every process.
 pub fn resume(running: &RunRecord) -> Result<(), ProcessError> {
     let thawed = match freezer(running) {
         Some((path, CgroupVersion::V1)) => sys::cgroup::thaw_v1(path, FREEZE_PATIENCE),
@@ -496,14 +501,15 @@ fn freezer(running: &RunRecord) -> Option<(&Path, CgroupVersion)> {
         .map(|group| (group.path.as_path(), group.version))
 }
 
-/// The guest first, so that it starts nobody; then the rest, until a look finds nobody new.
+/// Stops the guest first, so that it starts no process; then the others, until a scan finds no new process.
 fn stop_one_by_one(running: &RunRecord) -> io::Result<()> {
     let begun = Instant::now();
     let deadline = begun + FREEZE_PATIENCE;
     loop {
         let pids = process_tree(running)?;
         signal_all(&pids, Signal::STOP);
-        // Who waits in `vfork` for a child that stands still already stops the moment it goes on, and not before.
+        // A process that waits in `vfork` for a stopped child stops as soon as the child continues, and not
+        // before.
         let waits = |state| state == 'D' && begun.elapsed() > VFORK_PATIENCE;
         let stopped = |pid: &i32| {
             sys::proc::stat(*pid)
@@ -525,7 +531,7 @@ fn signal_all(pids: &[i32], signal: Signal) {
     }
 }
 
-/// The guest and everybody below it: in a pid namespace no process can leave its first one's family.
+/// The guest and all its descendants: in a pid namespace, every process descends from the first one.
 pub(crate) fn process_tree(running: &RunRecord) -> io::Result<Vec<i32>> {
     let mut parents = Vec::new();
     for entry in fs::read_dir("/proc")?.flatten() {
@@ -547,11 +553,11 @@ pub(crate) fn process_tree(running: &RunRecord) -> io::Result<Vec<i32>> {
     Ok(family)
 }
 
-/// Ends every process of a Body at once, waits until they are gone, and until its keeper has written that down.
+/// Ends every process of a Body at once, and waits until they are gone and the supervisor has recorded that.
 pub fn kill(dir: &BodyDir, running: &RunRecord) -> Result<(), ProcessError> {
     let handle = signal_guest(running, Signal::KILL).map_err(ProcessError::End)?;
     if freezer(running).is_some_and(|(path, _)| sys::cgroup::is_frozen(path)) {
-        // Its keeper may have taken the group away meanwhile: then there is nobody left to be let go.
+        // The supervisor may have removed the cgroup meanwhile: then there is no process left to resume.
         resume(running)
             .or_else(|error| if alive(running.pid, running.ticks).is_some() { Err(error) } else { Ok(()) })?;
     }
@@ -562,13 +568,13 @@ pub fn kill(dir: &BodyDir, running: &RunRecord) -> Result<(), ProcessError> {
     Ok(())
 }
 
-/// After the guest is gone: waits for the keeper, and does its work where it was killed.
+/// After the guest's end: waits for the supervisor, and does its work if it was killed.
 pub fn finish_supervisor(dir: &BodyDir, running: &RunRecord) {
     dir.wait_for_keeper(running);
     groups::remove_cgroups(&running.cgroups);
 }
 
-/// After a Body's end: waits until its keeper is gone, and with it the Body's mounts.
+/// After a Body's end: waits until its supervisor is gone, and with it the Body's mounts.
 pub fn wait_unmounted(running: &RunRecord) {
     let deadline = Instant::now() + END_PATIENCE;
     while supervisor_lives(running) && Instant::now() < deadline {
@@ -576,7 +582,7 @@ pub fn wait_unmounted(running: &RunRecord) {
     }
 }
 
-/// Waits for a guest that was told to end; false when the time is over.
+/// Waits for the end of a guest that is shutting down; false on timeout.
 pub fn wait_end(running: &RunRecord, patience: Duration) -> bool {
     let deadline = Instant::now() + patience;
     while alive(running.pid, running.ticks).is_some() {
@@ -603,7 +609,7 @@ mod tests {
 
     #[test]
     fn a_machine_id_is_a_keyed_hash() {
-        // As Python's hmac module computes it.
+        // The value was computed with Python's hmac module.
         assert_eq!(machine_id("a token"), "2db6a343999b9aa58589311b6724382e");
         assert_ne!(machine_id("another token"), machine_id("a token"));
     }

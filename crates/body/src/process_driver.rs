@@ -20,7 +20,7 @@ use crate::{
     snapshot::{self, SnapshotManifest},
 };
 
-/// Memory that a Body takes in which no command runs.
+/// Memory of a Body in which no command runs.
 const IDLE_MEMORY: Size = Size::mib(2);
 
 const CAPABILITIES: Capabilities = Capabilities {
@@ -54,7 +54,7 @@ impl Driver for ProcessDriver {
         let host = self.context.launch.capacity;
         match life {
             Life::Kept => asked.resolve(life, host),
-            // An upper in memory takes no room on the disk.
+            // An upper in memory takes no space on the disk.
             Life::Run => asked.resolve(life, HostCapacity { disk: host.memory, ..host }),
         }
     }
@@ -93,8 +93,8 @@ impl Driver for ProcessDriver {
         taken.map_err(failure::snapshot)
     }
 
-    /// A shape is the whole spec but for its identity. A Body that depends on files which may change meanwhile, or whose
-    /// time is counted from its start, cannot wait.
+    /// The shape is the whole spec without its identity. A Body that depends on files which may change
+    /// meanwhile, or whose time limit counts from its start, cannot wait.
     fn pool_shape(&self, spec: &Spec) -> Option<PoolShape> {
         let plain = spec.template == "host"
             && spec.base.is_none()
@@ -145,12 +145,13 @@ impl Recipe for ProcessRecipe {
     }
 }
 
-/// Resumes a Body whose snapshot was being taken by a `pal` that was killed. The caller holds the Body's lock.
+/// Resumes a Body that a killed `pal` had frozen for a snapshot. The caller holds the Body's lock.
 pub fn thaw_interrupted_save(dir: &BodyDir) -> Result<(), Failure> {
     if !dir.is_held() {
         return Ok(());
     }
-    // Its guest may have been killed just before: then its cgroup alone is frozen, and would freeze the next guest.
+    // The guest may have been killed just before: then only its cgroup is frozen, and would freeze the next
+    // guest.
     let frozen =
         |running: &RunRecord| running.cgroups.iter().any(|group| sys::cgroup::is_frozen(&group.path));
     let stopped = |running: &RunRecord| crate::dir::alive(running.pid, running.ticks) == Some('T');

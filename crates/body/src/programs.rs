@@ -1,4 +1,5 @@
-//! The launcher, which is the guest too: carried inside this program, put on disk once for each version.
+//! The launcher, which is also the guest: embedded in this program, and installed on disk once for each
+//! version.
 
 use std::{
     fs::{self, File},
@@ -9,7 +10,7 @@ use std::{
 
 static LAUNCH: &[u8] = include_bytes!(env!("PAL_LAUNCH"));
 
-/// Where the program is on this host.
+/// The location of the program on this host.
 #[derive(Debug, Clone)]
 pub struct Programs {
     /// `pal-launch`.
@@ -17,7 +18,7 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// Finds it in the data directory, or puts it there.
+    /// Finds the program in the data directory, or installs it there.
     pub fn install(data: &Path) -> io::Result<Self> {
         let dir = data.join("bin");
         let launch = dir.join(env!("PAL_LAUNCH_NAME"));
@@ -35,12 +36,12 @@ fn is_whole(path: &Path, bytes: &[u8]) -> bool {
     path.metadata().is_ok_and(|found| found.is_file() && found.len() == bytes.len() as u64)
 }
 
-/// Written beside and renamed, so that a `pal` that is killed here leaves nothing that looks whole.
+/// Writes a temporary file and renames it, so that a killed `pal` leaves no incomplete program.
 fn put(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let part = path.with_extension(format!("part{}", std::process::id()));
     let mut file = File::options().write(true).create(true).truncate(true).mode(0o700).open(&part)?;
-    // Page by page: the kernel keeps what is written at once in one piece, maps such a piece whole when a byte of it is
-    // touched, and counts it to every Body.
+    // Writes page by page: the kernel caches one large write as a large folio, maps the whole folio when one
+    // byte of it is touched, and charges it to every Body.
     bytes.chunks(PAGE_LEN).try_for_each(|page| file.write_all(page))?;
     file.set_permissions(fs::Permissions::from_mode(0o500))?;
     drop(file);
@@ -53,7 +54,7 @@ mod tests {
 
     #[test]
     fn what_is_in_every_body_is_small() {
-        // A development build compiles the launcher quickly, not small.
+        // A development build optimizes the launcher for compile time, not for size.
         let max = if cfg!(debug_assertions) { 12 << 20 } else { 4 << 20 };
         assert!(LAUNCH.len() < max, "{} bytes", LAUNCH.len());
     }

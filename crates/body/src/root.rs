@@ -1,4 +1,4 @@
-//! What a Body's root is made of: the host's own areas, or a template's layers; snapshots above either.
+//! The root file system of a Body: directories of the host or a template's layers, with snapshots above them.
 
 use std::{
     fs, io,
@@ -14,21 +14,21 @@ use proto::{
 
 use crate::host::{HostRoot, RootInside, SnapshotLower as Snapshot};
 
-/// What stands below a Body's upper.
+/// The layers below a Body's upper.
 #[derive(Debug, Clone, Default)]
 pub struct RootfsStack {
     /// Snapshots, nearest first.
     pub snapshots: Vec<Snapshot>,
-    /// A template's layers, nearest first; none where the host's own root is below.
+    /// A template's layers, nearest first; none if the root is the host's.
     pub layers: Option<Vec<LowerLayer>>,
     /// Repositories.
     pub workspaces: Vec<WorkspaceLayers>,
-    /// A home that is an area of its own, nearest first; none where it is a directory like others.
+    /// The layers of a home that is a mount of its own, nearest first; none if it is an ordinary directory.
     pub home: Option<Vec<LowerLayer>>,
 }
 
 impl RootfsStack {
-    /// The ids that what is below is written under.
+    /// The ids that own files of these layers.
     pub fn ids(&self) -> impl Iterator<Item = &Ids> {
         let layers = self
             .layers
@@ -42,24 +42,24 @@ impl RootfsStack {
 /// A repository below a Body.
 #[derive(Debug, Clone)]
 pub struct WorkspaceLayers {
-    /// Where it is in the Body, without a leading `/`.
+    /// Its path in the Body, without a leading `/`.
     pub at: String,
     /// Its files and its `.git`, nearest first.
     pub layers: Vec<LowerLayer>,
-    /// What git calls the state they are in.
+    /// The token of git's fsmonitor for the state that they are in.
     pub token: String,
 }
 
-/// A layer below a Body.
+/// A layer below a Body's upper.
 #[derive(Debug, Clone)]
 pub struct LowerLayer {
     /// Its files.
     pub root: PathBuf,
-    /// The ids they are written under.
+    /// The ids that own its files.
     pub ids: Ids,
 }
 
-/// The root of a Body that is about to be made.
+/// The root of a Body that is about to be created.
 #[derive(Debug)]
 pub struct RootPlan<'a> {
     system: RootSystem<'a>,
@@ -68,25 +68,25 @@ pub struct RootPlan<'a> {
     home: Option<&'a [LowerLayer]>,
 }
 
-/// Where its programs come from.
+/// The origin of its programs.
 #[derive(Debug)]
 enum RootSystem<'a> {
-    /// The host, area by area.
+    /// The host, one mount for each directory.
     Host(HostRoot),
-    /// A template, in one piece.
+    /// A template, in one mount.
     Layers(&'a [LowerLayer]),
 }
 
-/// Directories that are always there and always directories, whatever a template or a Body made of them: things are
-/// mounted on the first three.
+/// Directories that always exist as directories, whatever a template or a Body made of them: the first three
+/// are mount points.
 const PLACES: &[&str] = &["proc", "sys", "dev", "etc"];
-/// Directories that a fresh Body finds in order, also where a template left them out: path, mode.
+/// Directories that every fresh Body has, also if its template has none: path, mode.
 const SCRATCH: &[(&str, u32)] = &[("tmp", 0o1777), ("run", 0o755), ("var", 0o755), ("var/tmp", 0o1777)];
 
 impl<'a> RootPlan<'a> {
-    /// The root of a Body with this under it.
+    /// The root of a Body with these layers.
     pub fn of(rootfs: &'a RootfsStack, spec: &Spec) -> Self {
-        // A run is one command of one user; what a snapshot has changed stays changed.
+        // A run is one command of one user; changes of a snapshot stay visible.
         let plain = spec.life == Life::Run && spec.user != "root" && rootfs.snapshots.is_empty();
         let system = match &rootfs.layers {
             Some(layers) => RootSystem::Layers(layers),
@@ -104,7 +104,7 @@ impl<'a> RootPlan<'a> {
         }
     }
 
-    /// Its areas; the root itself first.
+    /// Its mounts; the root itself first.
     pub fn areas(&self) -> Vec<OverlayMount> {
         let mut areas = match &self.system {
             RootSystem::Host(host) => host.areas(self.snapshots),
@@ -119,7 +119,8 @@ impl<'a> RootPlan<'a> {
         areas
     }
 
-    /// A home stands on what templates and snapshots have where it is: what a repository needs is installed there.
+    /// A home has the directories of templates and snapshots at its path as lowers, because dependencies of a
+    /// repository are installed there.
     fn home_area(&self, layers: &[LowerLayer]) -> OverlayMount {
         let mut area = self.private(HOME.to_owned(), layers, USER_ID);
         let root = area_dir("");
@@ -133,14 +134,14 @@ impl<'a> RootPlan<'a> {
             match dir_below(&root, HOME) {
                 LowerEntry::Dir(path) => area.lowers.push(Lower { path, written_as: Some(ids.clone()) }),
                 LowerEntry::Nothing => {}
-                // It hides what is further below, or leads elsewhere.
+                // It hides the layers below, or is a link to elsewhere.
                 LowerEntry::Other => break,
             }
         }
         area
     }
 
-    /// An area of layers under what snapshots changed in it.
+    /// A mount of layers below the changes of snapshots.
     fn private(&self, at: String, layers: &[LowerLayer], owner: u32) -> OverlayMount {
         let above = self.above(&at);
         let own = layers
@@ -150,7 +151,7 @@ impl<'a> RootPlan<'a> {
         OverlayMount { at, kind: OverlayAccess::Private, lowers, owner }
     }
 
-    /// What snapshots changed in an area.
+    /// The changes of snapshots in a mount.
     fn above(&self, at: &str) -> Vec<Lower> {
         let above = self
             .snapshots
@@ -159,7 +160,7 @@ impl<'a> RootPlan<'a> {
         above.filter(|lower| at.is_empty() || lower.path.is_dir()).collect()
     }
 
-    /// The repositories whose changes the guest can tell: those that nothing is mounted in.
+    /// The repositories whose changes the guest can report: those without another mount inside.
     pub fn followed(&self, mounts: &[Mount]) -> Vec<FollowedMount> {
         let whole = |at: &str| !mounts.iter().any(|mount| mount.target.starts_with(Path::new("/").join(at)));
         let followed = self.workspaces.iter().filter(|workspace| whole(&workspace.at));
@@ -172,7 +173,7 @@ impl<'a> RootPlan<'a> {
             .collect()
     }
 
-    /// The directories an upper needs.
+    /// The directories that an upper needs.
     pub fn area_dirs(&self) -> Vec<String> {
         let mut dirs = match &self.system {
             RootSystem::Host(host) => host.area_dirs().collect(),
@@ -183,7 +184,7 @@ impl<'a> RootPlan<'a> {
         dirs
     }
 
-    /// What a fresh Body finds in its upper. Over a snapshot only what makes it somebody else.
+    /// The files of a fresh Body's upper. Above a snapshot, only the files that give the Body its identity.
     pub fn seeds(&self, body: &BodyId, machine_id: &str) -> Vec<SeedEntry> {
         let mut seeds = match &self.system {
             RootSystem::Host(host) => host.seeds(body, machine_id, self.snapshots),
@@ -197,7 +198,7 @@ impl<'a> RootPlan<'a> {
             mode: 0o755,
             owner: USER_ID,
         }));
-        // Over a snapshot it is there, and may have been changed; below a home of its own nobody sees it.
+        // A snapshot already has this directory, perhaps changed; a home of its own hides it.
         if (!self.workspaces.is_empty() && self.snapshots.is_empty()) || self.home.is_some() {
             seeds.push(SeedEntry::Dir { path: "root/home".into(), mode: 0o755, owner: 0 });
             seeds.push(SeedEntry::Dir { path: format!("root/{HOME}"), mode: 0o755, owner: USER_ID });
@@ -221,7 +222,7 @@ impl<'a> RootPlan<'a> {
     }
 }
 
-/// What has git ask the guest.
+/// The git configuration that makes git ask the guest for changes.
 pub fn followed_seed(followed: &[FollowedMount]) -> Option<SeedEntry> {
     let first = followed.first()?;
     let contents = format!(
@@ -231,14 +232,15 @@ pub fn followed_seed(followed: &[FollowedMount]) -> Option<SeedEntry> {
     Some(SeedEntry::File { path: format!("root/{CHANGES_SETTINGS}"), contents })
 }
 
-/// What a directory that never changes has at a path.
+/// The kind of entry at a path in an immutable directory.
 enum LowerEntry {
     Dir(PathBuf),
     Nothing,
     Other,
 }
 
-/// Trust: a Body made that directory, and its root may have put links anywhere. None is followed.
+/// Trust: a Body made that directory, and its root may have put links anywhere. This function follows no
+/// link.
 fn dir_below(root: &Path, path: &str) -> LowerEntry {
     let mut place = root.to_owned();
     for part in path.split('/') {

@@ -1,7 +1,7 @@
-//! Snapshots: a Body's upper, copied once and never changed, to be a lower of others.
+//! Snapshots: a Body's upper, copied once and never changed, to be a lower of other Bodies.
 //!
 //! Invariant: a snapshot is immutable once its manifest is on disk; the manifest is written last.
-//! Invariant: cost follows the change the Body made, never the size of what is below.
+//! Invariant: the cost depends on the changes of the Body, never on the size of its lowers.
 
 use std::{
     fs, io,
@@ -30,10 +30,10 @@ use crate::{
 
 const MANIFEST_LEN_MAX: u64 = 1 << 20;
 
-/// Why there is no snapshot.
+/// Why a snapshot could not be taken or read.
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotError {
-    /// The Body's files are in memory only its processes can reach.
+    /// The Body's files are in memory that only its processes can reach.
     #[error("the Body {0} keeps its files in memory and ends with its `pal run`")]
     InMemory(BodyId),
     /// A step failed.
@@ -42,7 +42,7 @@ pub enum SnapshotError {
     /// The helper that works under the Body's ids failed.
     #[error("cannot copy the Body's files: {0}")]
     Helper(String),
-    /// The manifest makes no sense.
+    /// The manifest cannot be parsed.
     #[error("the manifest of a snapshot is damaged")]
     Damaged(#[source] serde_json::Error),
 }
@@ -50,58 +50,58 @@ pub enum SnapshotError {
 /// `manifest.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SnapshotManifest {
-    /// Which.
+    /// The id of the snapshot.
     pub id: SnapshotId,
-    /// The name somebody gave it.
+    /// The name of the snapshot, if it has one.
     pub name: Option<String>,
-    /// The Body it was taken of.
+    /// The Body that the snapshot was taken of.
     pub body: BodyId,
-    /// The key of a server whose Body that was.
+    /// The id of the API key that owns that Body.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
-    /// When.
+    /// When the snapshot was taken.
     pub created_at: String,
-    /// What that Body started from.
+    /// The template of that Body.
     pub template: String,
     /// Snapshots below it, nearest first.
     pub below: Vec<SnapshotId>,
-    /// The root below those, where it is not the host's own.
+    /// The root below those, if it is not the host's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<BodyBase>,
     /// Repositories in that Body.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub workspaces: Vec<Workspace>,
-    /// The home below its own.
+    /// The home below the Body's own home.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub home: Option<Home>,
-    /// What runs at each start.
+    /// The commands that run at each start.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub at_start: Vec<String>,
-    /// Ports that somebody will want to reach.
+    /// Ports that users will want to reach.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ports: Vec<u16>,
-    /// The ids its files are written under.
+    /// The ids that own its files.
     pub ids: Ids,
-    /// What it takes.
+    /// Its size on disk.
     pub bytes: u64,
-    /// Taken for forks, it goes with the last of them.
+    /// Whether it was taken for forks; it is removed with the last of them.
     #[serde(default)]
     pub for_forks: bool,
-    /// Taken of a Body that was prepared: what decided about that.
+    /// For a snapshot of a prepared Body: the inputs of the preparation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dependency: Option<String>,
-    /// The template that Body was asked to be of.
+    /// The template that the Body was requested with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<String>,
-    /// The layer it was taken on.
+    /// The layer that the snapshot was taken on.
     #[serde(default = "process")]
     pub layer: Layer,
-    /// The machine, on that layer.
+    /// The record of the microVM, on that layer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machine: Option<VmRecord>,
 }
 
-/// Snapshots were of that layer before there were others.
+/// Before there were other layers, all snapshots were of this one.
 fn process() -> Layer {
     Layer::Process
 }
@@ -113,7 +113,7 @@ pub fn read(dir: &Path) -> Result<SnapshotManifest, SnapshotError> {
     serde_json::from_str(&text).map_err(SnapshotError::Damaged)
 }
 
-/// A snapshot as a lower.
+/// The snapshot as a lower.
 pub fn below(dir: PathBuf, manifest: &SnapshotManifest) -> SnapshotLower {
     let machine = manifest.machine.is_some();
     SnapshotLower { id: manifest.id.clone(), dir, ids: manifest.ids.clone(), machine }
@@ -136,7 +136,7 @@ pub fn take(
     close(programs, spec, to, manifest)
 }
 
-/// Takes what is on the disk of a microVM that does not run, as files to be below others.
+/// Copies the files on the disk of a microVM that does not run, as a lower.
 pub fn take_from_disk(
     programs: &Programs,
     body_dir: &Path,
@@ -152,7 +152,7 @@ pub fn take_from_disk(
     close(programs, spec, to, manifest)
 }
 
-/// Removes what is no part of a snapshot, and writes its manifest.
+/// Removes files that do not belong in a snapshot, and writes its manifest.
 fn close(
     programs: &Programs,
     spec: &Spec,
@@ -161,14 +161,14 @@ fn close(
 ) -> Result<SnapshotManifest, SnapshotError> {
     let step = |what| move |error| SnapshotError::Io(what, error);
     if manifest.dependency.is_some() {
-        // What the steps did to a `.git` is no dependency.
+        // Changes of the preparation steps in a `.git` are not dependencies.
         for workspace in &manifest.workspaces {
             let git = to.join(workspace.area_dir()).join(".git");
             if fs::symlink_metadata(&git).is_ok() {
                 remove(programs, &spec.ids, &git)?;
             }
         }
-        // Nor is what their egress proxy needed.
+        // Neither are files that the egress proxy of the steps needed.
         let egress = to.join(area_dir("")).join(EGRESS_DIR.trim_start_matches('/'));
         if fs::symlink_metadata(&egress).is_ok_and(|found| found.is_dir()) {
             remove(programs, &spec.ids, &egress)?;
@@ -176,14 +176,14 @@ fn close(
     }
     let dir = open(to).map_err(step("open the snapshot"))?;
     if sys::caps::is_host_root() {
-        // The copy took over the upper's own mode; a snapshot is for its owner alone.
+        // The copy took over the upper's mode; a snapshot is accessible only by its owner.
         rustix::fs::fchmod(&dir, Mode::RWXU).map_err(|error| step("close the snapshot")(error.into()))?;
     }
     manifest.bytes = sys::tree::usage(dir.as_fd()).map_err(step("measure the snapshot"))?.bytes;
     write(to, manifest)
 }
 
-/// Writes the manifest: from here on it is a snapshot.
+/// Writes the manifest, which makes the directory a snapshot.
 pub fn write(to: &Path, manifest: SnapshotManifest) -> Result<SnapshotManifest, SnapshotError> {
     let step = |what| move |error| SnapshotError::Io(what, error);
     let text = serde_json::to_vec(&manifest).map_err(SnapshotError::Damaged)?;
@@ -200,7 +200,8 @@ pub(crate) fn copy_tree(programs: &Programs, ids: &Ids, from: &Path, to: &Path) 
     under_ids(programs, ids, &["copy".as_ref(), from.as_os_str(), to.as_os_str()])
 }
 
-/// Copies a part of a Body's upper for its owner to read, where modes keep some of it for ids that only the Body has.
+/// Copies a part of a Body's upper so that its owner can read it, where file modes allow only ids of the
+/// Body.
 pub fn show(programs: &Programs, ids: &Ids, from: &Path, to: &Path) -> Result<(), SnapshotError> {
     under_ids(programs, ids, &["show".as_ref(), from.as_os_str(), to.as_os_str()])
 }
@@ -213,7 +214,7 @@ fn open(path: &Path) -> io::Result<std::os::fd::OwnedFd> {
     )?)
 }
 
-/// Removes a directory with what some Body left in it.
+/// Removes a directory with files of a Body.
 pub fn remove(programs: &Programs, ids: &Ids, dir: &Path) -> Result<(), SnapshotError> {
     let (Some(parent), Some(name)) = (dir.parent(), dir.file_name()) else { return Ok(()) };
     let parent = open(parent).map_err(|error| SnapshotError::Io("open the directory", error))?;

@@ -1,27 +1,27 @@
-//! What a Body uses now, seen from the host: nothing in the Body is asked.
+//! Measures a Body's resource usage from the host, without asking the guest.
 
 use std::{collections::BTreeSet, path::Path};
 
 use proto::launch::{CgroupVersion, RunRecord};
 
 const FILE_LEN_MAX: u64 = 64 << 10;
-/// Processes that are looked at in one measurement.
+/// Processes that one measurement reads.
 const PROCESSES_MAX: usize = 16 << 10;
 
-/// What a Body uses.
+/// The resource usage of a Body.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct BodyUsage {
-    /// Processor time since it was started, as far as it can still be counted.
+    /// CPU time since its start, as far as it can still be counted.
     pub cpu_ms: u64,
-    /// Memory, files kept by the kernel included.
+    /// Memory, page cache included.
     pub memory: u64,
-    /// The part of it that the kernel can drop.
+    /// The page cache that the kernel can drop.
     pub cache: u64,
-    /// Processes.
+    /// Number of processes.
     pub processes: u64,
 }
 
-/// Measures a Body that runs.
+/// Measures a running Body.
 pub fn measure(running: &RunRecord) -> BodyUsage {
     let pids = processes(running);
     let (memory, cache) = memory(running).unwrap_or_else(|| (pids.iter().map(|pid| resident(*pid)).sum(), 0));
@@ -50,7 +50,7 @@ fn cpu_v2(running: &RunRecord) -> Option<u64> {
     field(&read(&group.path, "cpu.stat")?, "usage_usec").map(|micros| micros / 1000)
 }
 
-/// Processor time of a process and of its children that were waited for. Both are counted in hundredths of a second.
+/// CPU time of a process and of its reaped children, in hundredths of a second.
 fn cpu(pid: i32) -> u64 {
     let stat = read(Path::new(&format!("/proc/{pid}")), "stat").unwrap_or_default();
     let rest = stat.rfind(')').map_or("", |at| &stat[at + 1..]);

@@ -1,7 +1,8 @@
-//! Connections that break off instead of ending: how a caller learns that its answer is not whole.
+//! Connections that the server can reset instead of closing them, which shows the caller that its response is
+//! incomplete.
 //!
-//! An ordinary close would do for a careful reader. E2B's clients ask whether the Body still lives only when the
-//! connection was reset, so it is.
+//! An ordinary close would suffice for a careful client. E2B's clients check whether the Body still runs only
+//! after the connection was reset, so the server resets it.
 
 use std::{
     io,
@@ -19,12 +20,12 @@ use tokio::{
     net::TcpStream,
 };
 
-/// The word that a connection is to break off.
+/// Requests that a connection be reset.
 #[derive(Debug, Clone, Default)]
 pub struct AbortHandle(Arc<AtomicBool>);
 
 impl AbortHandle {
-    /// Says it.
+    /// Requests the reset.
     pub fn say(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
@@ -34,7 +35,7 @@ impl AbortHandle {
     }
 }
 
-/// A connection that can break off.
+/// A connection that can be reset.
 #[derive(Debug)]
 pub struct AbortableConnection {
     stream: TcpStream,
@@ -42,7 +43,7 @@ pub struct AbortableConnection {
 }
 
 impl AbortableConnection {
-    /// A connection, and the word for it.
+    /// Wraps a stream, and returns the handle that resets it.
     pub fn new(stream: TcpStream) -> (Self, AbortHandle) {
         let abort = AbortHandle::default();
         (Self { stream, abort: abort.clone() }, abort)
@@ -52,7 +53,7 @@ impl AbortableConnection {
 impl Drop for AbortableConnection {
     fn drop(&mut self) {
         if self.abort.is_said() {
-            // Closed with nothing to wait for, the kernel resets it.
+            // With a linger time of zero, the kernel resets the connection when it is closed.
             let _ = rustix::net::sockopt::set_socket_linger(&self.stream, Some(Duration::ZERO));
         }
     }
@@ -95,7 +96,7 @@ impl AsyncWrite for AbortableConnection {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         if self.abort.is_said() {
-            // An ordinary end would come before the reset.
+            // An ordinary shutdown would reach the client before the reset.
             return Poll::Ready(Ok(()));
         }
         Pin::new(&mut self.stream).poll_shutdown(context)

@@ -1,4 +1,4 @@
-//! What every request can reach.
+//! The state that all request handlers share.
 
 use std::{
     net::SocketAddr,
@@ -15,12 +15,12 @@ use crate::{
     lease_expiry::LeaseTimer, streams::OpenStreams, usage_history::UsageHistories, v1::Services,
 };
 
-/// Acts on Bodies that may be under way at the same time; as many as there are threads for them.
+/// Blocking operations on Bodies that may run at the same time; each has a thread.
 const ACTS_MAX: u32 = 512;
-/// How long acts under way have to finish when the server stops.
+/// How long running operations have to finish when the server stops.
 const FINISH_WAIT: Duration = Duration::from_secs(15);
 
-/// What every request can reach; a clone is the same one.
+/// The state that all request handlers share. Clones share it.
 #[derive(Debug, Clone)]
 pub struct App(Arc<AppState>);
 
@@ -38,7 +38,7 @@ struct AppState {
     exec_tasks: ExecTasks,
     timer: LeaseTimer,
     services: Services,
-    /// One permit for each act under way.
+    /// One permit for each running operation.
     acts: Arc<Semaphore>,
 }
 
@@ -63,52 +63,52 @@ impl App {
         }))
     }
 
-    /// All Bodies. What blocks there is called through [`App::blocking`].
+    /// All Bodies. Call blocking functions of the fleet through [`App::blocking`].
     pub fn fleet(&self) -> &Fleet {
         &self.0.fleet
     }
 
-    /// Who may call.
+    /// The API keys.
     pub fn keys(&self) -> &KeyStore {
         &self.0.keys
     }
 
-    /// How the server was started.
+    /// The server's configuration.
     pub fn config(&self) -> &ServerConfig {
         &self.0.config
     }
 
-    /// Where it listens.
+    /// The address that the server listens on.
     pub fn address(&self) -> SocketAddr {
         self.0.address
     }
 
-    /// How callers reach it.
+    /// The URL scheme, `http` or `https`.
     pub fn scheme(&self) -> &'static str {
         if self.config().tls == crate::Tls::Off { "http" } else { "https" }
     }
 
-    /// Since when it does.
+    /// When the server started.
     pub fn started(&self) -> Instant {
         self.0.started
     }
 
-    /// What was written down lately of refusals.
+    /// The counter of recorded refusals.
     pub(crate) fn audit(&self) -> &AuditCounter {
         &self.0.audit
     }
 
-    /// Requests that are done once.
+    /// The slots of requests that have an idempotency key.
     pub(crate) fn turns(&self) -> &RequestSlots {
         &self.0.turns
     }
 
-    /// What Bodies used.
+    /// The usage history of the Bodies.
     pub(crate) fn samples(&self) -> &UsageHistories {
         &self.0.samples
     }
 
-    /// Streams into Bodies that are open now.
+    /// Open streams into Bodies.
     pub(crate) fn streams(&self) -> &OpenStreams {
         &self.0.streams
     }
@@ -118,19 +118,20 @@ impl App {
         &self.0.exec_tasks
     }
 
-    /// Deadlines of Bodies.
+    /// The deadlines of Bodies.
     pub(crate) fn timer(&self) -> &LeaseTimer {
         &self.0.timer
     }
 
-    /// What the native API keeps between requests.
+    /// State that the native API keeps between requests.
     pub(crate) fn services(&self) -> &Services {
         &self.0.services
     }
 
-    /// Does on a thread of its own what makes, ends or looks at Bodies: most of that waits for the kernel or the disk.
+    /// Runs an operation on Bodies on a thread of its own, because most of them block on the kernel or the
+    /// disk.
     ///
-    /// It is finished also when the caller goes away in between.
+    /// The operation runs to its end even if the caller disconnects.
     pub async fn blocking<T: Send + 'static>(
         &self,
         act: impl AsyncFnOnce(&Fleet) -> Result<T, Failure> + Send + 'static,
@@ -143,10 +144,12 @@ impl App {
             handle.block_on(act(app.fleet()))
         })
         .await;
-        done.map_err(|error| Failure::new(Kind::Internal, "a task of the server did not end").because(error))?
+        done.map_err(|error| {
+            Failure::new(Kind::Internal, "a task of the server ended unexpectedly").because(error)
+        })?
     }
 
-    /// Waits until nothing is made, ended or changed any more.
+    /// Waits until all running operations have finished.
     pub(crate) async fn finish(&self) {
         let _ = tokio::time::timeout(FINISH_WAIT, self.0.acts.acquire_many(ACTS_MAX)).await;
     }

@@ -1,8 +1,9 @@
-//! Who asked for what: every request that changes something, and every one that was refused for want of a right.
+//! The audit of requests: the log gets an event for every request that changes something, and for every
+//! request that was refused for lack of a right.
 //!
-//! Invariant: a change that cannot be written down does not happen.
-//! Invariant: whoever knocks without a key fills no log: of refusals a few each second are written, and how many more
-//! there were.
+//! Invariant: a change that cannot be recorded does not happen.
+//! Invariant: callers without a key cannot fill the log: a few refusals per second are recorded, with the
+//! number of those that were not.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -22,7 +23,7 @@ const WINDOW: Duration = Duration::from_secs(1);
 const DENIALS_MAX: u32 = 5;
 const PATH_LEN_MAX: usize = 512;
 
-/// How many refusals were written lately.
+/// Counts the refusals that were recorded recently.
 #[derive(Debug, Clone, Default)]
 pub struct AuditCounter(Arc<Mutex<RecentRefusals>>);
 
@@ -34,7 +35,8 @@ struct RecentRefusals {
 }
 
 impl AuditCounter {
-    /// How many refusals were not written since the last that was; none if this one is not to be written either.
+    /// Decides whether to record this refusal: returns the number of refusals since the last recorded one, or
+    /// none if this one is over the rate.
     fn admit(&self, now: Instant) -> Option<u64> {
         let mut lately = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if lately.since.is_none_or(|since| now.duration_since(since) >= WINDOW) {
@@ -50,19 +52,19 @@ impl AuditCounter {
     }
 }
 
-/// Whether a request of that method changes nothing.
+/// Whether a request with this method is read-only.
 pub fn only_looks(method: &Method) -> bool {
     matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS)
 }
 
-/// Writes down a request that is about to change something.
+/// Records a request that is about to change something.
 pub async fn accepted(app: &App, caller: &Caller, method: &Method, uri: &Uri) -> Result<(), Failure> {
     let data =
         RequestAccepted { key: caller.key.clone(), method: method.as_str().to_owned(), path: path(uri) };
     app.blocking(async move |fleet: &Fleet| fleet.log().note(data)).await
 }
 
-/// Writes down a request that was refused, and why.
+/// Records a request that was refused, and why.
 pub async fn denied(app: &App, caller: Option<&Caller>, method: &Method, uri: &Uri, why: &str) {
     let Some(unwritten) = app.audit().admit(Instant::now()) else { return };
     let data = RequestDenied {
@@ -72,11 +74,11 @@ pub async fn denied(app: &App, caller: Option<&Caller>, method: &Method, uri: &U
         why: why.to_owned(),
         unwritten_before: unwritten,
     };
-    // Refused it is, written or not.
+    // The request stays refused even if the event cannot be written.
     let _ = app.blocking(async move |fleet: &Fleet| fleet.log().note(data)).await;
 }
 
-/// Without the query, which may hold a token.
+/// The path without the query, which may hold a token.
 fn path(uri: &Uri) -> String {
     uri.path().chars().take(PATH_LEN_MAX).collect()
 }

@@ -1,30 +1,32 @@
-//! Who may see and use what sandboxes are made from: templates and snapshots.
+//! Authorization for templates and snapshots.
 //!
-//! Invariant: what one key made is not there for another, unless it is `admin` or the template is public.
-//! Invariant: a name is judged as `fleet` will read it when the Body is made, on every surface.
+//! Invariant: a template or snapshot of one key does not exist for another key, unless that key is `admin` or
+//! the template is public.
+//! Invariant: every API resolves a name exactly as `fleet` does when it creates the Body.
 
 use fleet::{Fleet, SnapshotView};
 use proto::{Failure, Kind, template::Template};
 
 use crate::{Caller, Scope};
 
-/// A template of one's own, of everybody's, or of whoever runs this server.
+/// A caller may see its own templates, public ones, and those of the server's operator.
 pub fn may_see_template(caller: &Caller, template: &Template) -> bool {
     template.public || template.owner.is_none() || may_change_template(caller, template)
 }
 
-/// A template of one's own.
+/// A caller may change its own templates.
 pub fn may_change_template(caller: &Caller, template: &Template) -> bool {
     caller.scope == Scope::Admin || template.owner.as_deref() == Some(&caller.key)
 }
 
-/// A snapshot of one's own. What `pal` itself took holds files of whoever runs this server, and is for `admin` alone.
+/// A caller may see its own snapshots. A snapshot that `pal` itself took holds files of the server's
+/// operator, so only `admin` may see it.
 pub fn may_see_snapshot(fleet: &Fleet, caller: &Caller, snapshot: &SnapshotView) -> bool {
     let is_own = |owner: &str| owner == caller.key;
     match &snapshot.owner {
         _ if caller.scope == Scope::Admin => true,
         Some(owner) => is_own(owner),
-        // Taken before snapshots said whose they are.
+        // Snapshots of older versions have no owner.
         None => fleet
             .leases()
             .get(&snapshot.body)
@@ -32,19 +34,19 @@ pub fn may_see_snapshot(fleet: &Fleet, caller: &Caller, snapshot: &SnapshotView)
     }
 }
 
-/// Snapshots that a caller may know of.
+/// The snapshots that a caller may see.
 pub fn snapshots(fleet: &Fleet, caller: &Caller) -> Result<Vec<SnapshotView>, Failure> {
     Ok(fleet.snapshots().list()?.into_iter().filter(|view| may_see_snapshot(fleet, caller, view)).collect())
 }
 
-/// Lets a caller make Bodies of what it may see; everything else is not there.
+/// Checks that a caller may create Bodies from a template or snapshot; to others it does not exist.
 pub fn usable(fleet: &Fleet, caller: &Caller, asked: &str) -> Result<(), Failure> {
     if asked == "host" {
         return Ok(());
     }
     let seen = match fleet.templates().find(asked)? {
         Some(template) => may_see_template(caller, &template),
-        // What is no snapshot either is told by whoever makes the Body.
+        // The function that creates the Body reports a name that is no snapshot either.
         None => fleet.snapshots().find_view(asked).is_none_or(|view| may_see_snapshot(fleet, caller, &view)),
     };
     if seen {

@@ -1,4 +1,4 @@
-//! How a server is started.
+//! The configuration of a server.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -6,43 +6,43 @@ use fleet::{PrivateAddresses, RegistryAccess};
 
 use crate::{ServerBounds, Telemetry, Tls};
 
-/// The port where nobody says another.
+/// The default port.
 pub const PORT: u16 = 3900;
 
-/// How a server is started; the caller brings all of it.
+/// The configuration of a server; the caller provides all of it.
 #[derive(Debug, Clone)]
 pub struct ServerConfig {
-    /// Which Bodies, and how safe their log is.
+    /// The data directory and the durability of its log.
     pub fleet: fleet::FleetConfig,
-    /// Where callers come in; port 0 takes one that is free.
+    /// The address to listen on; port 0 chooses a free port.
     pub listen: SocketAddr,
-    /// Whether callers may come from other machines.
+    /// Whether callers on other hosts may connect.
     pub exposure: Exposure,
-    /// Name under which ports of Bodies are reached: `<port>-<body>.<domain>`.
+    /// The domain of ports of Bodies: `<port>-<body>.<domain>`.
     pub domain: String,
-    /// How much there is for everybody.
+    /// Limits for all callers together.
     pub bounds: ServerBounds,
-    /// How what is said is encrypted.
+    /// The encryption of connections.
     pub tls: Tls,
-    /// Where images of builds may come from, besides registries that anybody can reach.
+    /// The registries that image builds may pull from, besides public ones.
     pub registries: RegistryAccess,
-    /// Names that commands of builds may reach.
+    /// Host names that commands of builds may reach.
     pub build_allow: Vec<String>,
-    /// Who is told what happens, besides the log.
+    /// The OpenTelemetry collector, if there is one.
     pub telemetry: Option<Telemetry>,
 }
 
-/// Whether callers may come from other machines.
+/// Whether callers on other hosts may connect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exposure {
-    /// Only this machine, unless what they say is encrypted.
+    /// Only callers on this host, unless connections are encrypted.
     Guarded,
-    /// Anybody who can reach the address, in plain text: somebody asked for it.
+    /// Any caller that reaches the address, in plain text, because the operator asked for it.
     Open,
 }
 
 impl ServerConfig {
-    /// On this machine only.
+    /// A server that listens on the loopback address only.
     pub fn new(fleet: fleet::FleetConfig) -> Self {
         Self {
             fleet,

@@ -1,9 +1,10 @@
-//! `process.Process/Start` of envd's clients: the request becomes an exec of the fleet, and its events go back in the
-//! client's codec.
+//! Serves `process.Process/Start` for envd's clients: turns the request into an exec of the fleet, and sends
+//! its events in the client's codec.
 //!
 //! Invariant: a request that carries the Body's token never reaches the guest unrecorded.
-//! Invariant: an answer whose stream was cut never looks whole.
-//! Trust: the client is hostile. Its request has a size and a deadline, and is read by the guest's own rules.
+//! Invariant: a response whose stream was cut never looks complete.
+//! Trust: the client is hostile. Its request has a size limit and a deadline, and the server parses it by the
+//! guest's own rules.
 
 use std::{
     collections::VecDeque,
@@ -46,14 +47,14 @@ use crate::{
     streams::OpenStream,
 };
 
-/// The call that starts a command.
+/// The path of the call that starts a command.
 pub const START: &str = "/process.Process/Start";
-/// Twice the longest event.
+/// Twice the size of the largest event.
 const REQUEST_LEN_MAX: usize = 2 << 20;
 const REQUEST_WAIT: Duration = Duration::from_secs(60);
 const SIZE_DEFAULT: TtySize = TtySize { cols: 80, rows: 24 };
 
-/// Whether the request carries the token of that Body. The guest itself refuses one that does not.
+/// Whether the request carries the token of that Body. The guest itself refuses a request without it.
 pub fn has_token(app: &App, id: &BodyId, headers: &HeaderMap) -> bool {
     let token = headers.get("x-access-token").map(|token| token.as_bytes());
     token.is_some_and(|token| keys::same(token, app.fleet().token(id).as_bytes()))
@@ -112,7 +113,7 @@ async fn collect(body: Body) -> Result<Bytes, ConnectError> {
     }
 }
 
-/// The exec that a message asks for, with envd's defaults.
+/// Converts the message to an exec request, with envd's defaults.
 fn exec_request(start: StartRequest) -> Result<ExecRequest, ConnectError> {
     let process = start.process.ok_or_else(|| ConnectError::invalid("no process is described"))?;
     let argv = std::iter::once(process.cmd).chain(process.args);
@@ -120,7 +121,7 @@ fn exec_request(start: StartRequest) -> Result<ExecRequest, ConnectError> {
         env: process.envs.into_iter().collect(),
         workdir: process.cwd,
         tty: start.pty.map(tty_size).transpose()?,
-        // A client that says nothing of the input may send some.
+        // A client that does not set `stdin` may still send input.
         stdin: if start.stdin.unwrap_or(true) { Stdin::Open } else { Stdin::Null },
         tag: start.tag,
         by: Some(StartedBy::Envd),
@@ -144,7 +145,7 @@ fn unsupported_type() -> Response {
     allow_browsers((StatusCode::UNSUPPORTED_MEDIA_TYPE, accepted).into_response())
 }
 
-/// Errors of a streaming call come in its last envelope, with status 200.
+/// A streaming call reports errors in its last envelope, with status 200.
 fn refusal(codec: Codec, error: &ConnectError) -> Response {
     stream_response(codec, Body::from(end_envelope(Some(error))))
 }
@@ -154,7 +155,8 @@ fn stream_response(codec: Codec, body: Body) -> Response {
     allow_browsers((content_type, body).into_response())
 }
 
-/// Lets browsers read the answer, as the guest does with its own: the token protects a Body, not the origin.
+/// Lets browsers read the response, as the guest does with its own responses: the token protects a Body, not
+/// the origin.
 fn allow_browsers(mut response: Response) -> Response {
     let headers = response.headers_mut();
     headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("*"));
@@ -162,7 +164,7 @@ fn allow_browsers(mut response: Response) -> Response {
     response
 }
 
-/// The events of one command, as its client gets them.
+/// The events of one command, encoded for its client.
 struct ExecEvents {
     updates: mpsc::Receiver<ExecUpdate>,
     codec: Codec,
@@ -172,7 +174,7 @@ struct ExecEvents {
     ended: bool,
 }
 
-/// The stream ends before the command has.
+/// The stream ended before the command did.
 #[derive(Debug, thiserror::Error)]
 #[error("the stream was cut")]
 struct StreamCut;
@@ -231,7 +233,7 @@ impl ExecEvents {
         self.rest();
     }
 
-    /// The next keepalive is due after as long a silence.
+    /// Schedules the next keepalive.
     fn rest(&mut self) {
         self.timer.as_mut().reset(Instant::now() + self.keepalive);
     }
@@ -242,7 +244,7 @@ impl ExecEvents {
     }
 }
 
-/// The answer on its way, which breaks off when it is cut.
+/// A response body that is cut off when its stream is cut.
 struct EventBody<C> {
     body: ExecEvents,
     cut: Pin<Box<C>>,

@@ -1,10 +1,11 @@
-//! Commands that clients follow over HTTP. Each runs in a task of its own that records it to its end.
+//! Commands that clients follow over HTTP. A separate task follows each command and records it to its end.
 //!
-//! Invariant: at most [`QUEUE_LEN`] pieces of output wait for a client; then the command waits for its client.
-//! Invariant: a client that takes nothing for [`STALL_MAX`] while output waits counts as disconnected, so it stalls the
-//! command and its recording no longer than that.
-//! Invariant: a command whose client disconnects runs on. The log says so, and has its output and end when it ends, as
-//! long as this server runs.
+//! Invariant: at most [`QUEUE_LEN`] chunks of output wait for a client; then the command blocks until its
+//! client reads.
+//! Invariant: a client that reads nothing for [`STALL_MAX`] while output waits counts as disconnected, so it
+//! stalls the command and its recording no longer than that.
+//! Invariant: a command whose client disconnects keeps running. The log records the disconnect at once, and
+//! the output and end when the command ends, as long as this server runs.
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,11 +20,11 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 
 use crate::App;
 
-/// Commands that are followed at once, with and without a client.
+/// Commands that are followed at the same time, with and without a client.
 const FOLLOWED_MAX: u32 = 4096;
 const QUEUE_LEN: usize = 16;
 const STALL_MAX: Duration = Duration::from_secs(300);
-/// How long the tasks have to record that their clients are gone when the server stops.
+/// How long the tasks have to record that their clients are disconnected when the server stops.
 const STOP_WAIT: Duration = Duration::from_secs(2);
 
 /// The commands that this server follows.
@@ -38,18 +39,18 @@ pub struct ExecTasks {
 pub struct FollowedExec {
     /// Its pid inside the Body.
     pub pid: u32,
-    /// Its output and end. The channel closes without an end where the client was given up.
+    /// Its output and end. The channel closes without an end if the server gave up on the client.
     pub updates: mpsc::Receiver<ExecUpdate>,
 }
 
-/// News of a command.
+/// An update about a command.
 #[derive(Debug)]
 pub enum ExecUpdate {
-    /// It wrote something.
+    /// The command wrote output.
     Output(OutputChunk),
-    /// It ended, and the log has that; with the guest's own report, if there is one.
+    /// The command ended, and the log has recorded it; with the guest's own report, if there is one.
     Ended(ExecEnd, Option<EndEvent>),
-    /// It can be followed no longer.
+    /// The server can no longer follow the command.
     Failed(Failure),
 }
 
@@ -60,7 +61,7 @@ impl Default for ExecTasks {
 }
 
 impl ExecTasks {
-    /// Starts a command with that input, and follows it. `held` is kept until the command has ended.
+    /// Starts a command with this input, and follows it. The task keeps `held` until the command has ended.
     pub async fn start(
         &self,
         app: &App,
@@ -81,12 +82,17 @@ impl ExecTasks {
             let _held = held;
             task.run(request, stdin, started, stopping).await;
         });
-        let lost = || StartError::Unreachable(Failure::new(Kind::Internal, "the command's task was lost"));
+        let lost = || {
+            StartError::Unreachable(Failure::new(
+                Kind::Internal,
+                "the task that follows the command ended unexpectedly",
+            ))
+        };
         let pid = answer.await.map_err(|_| lost())??;
         Ok(FollowedExec { pid, updates })
     }
 
-    /// Has every task record that its client is gone, and end. The commands run on.
+    /// Makes every task record that its client is disconnected, and end. The commands keep running.
     pub async fn stop(&self) {
         self.stopping.send_replace(true);
         let _ = tokio::time::timeout(STOP_WAIT, self.slots.acquire_many(FOLLOWED_MAX)).await;
@@ -96,7 +102,7 @@ impl ExecTasks {
 struct ExecTask {
     app: App,
     body: BodyId,
-    /// None once the client is gone.
+    /// None once the client has disconnected.
     client: Option<mpsc::Sender<ExecUpdate>>,
     _slot: OwnedSemaphorePermit,
 }
@@ -114,7 +120,7 @@ impl ExecTask {
             Ok(exec) => exec,
             Err(error) => return drop(started.send(Err(error))),
         };
-        // A client that is gone already shows as a closed channel below.
+        // If the client is already disconnected, its channel is closed, which the loop below notices.
         let _ = started.send(Ok(exec.pid()));
         if let Some(stdin) = stdin {
             tokio::spawn(send_input(exec.control(), stdin));
@@ -125,7 +131,7 @@ impl ExecTask {
                 output = exec.next() => output,
                 () = wait_gone(self.client.as_ref()) => {
                     self.client = None;
-                    // The command runs on, whether or not that can be recorded.
+                    // The command keeps running whether or not this can be recorded.
                     let _ = exec.record_detached();
                     continue;
                 }
@@ -159,7 +165,7 @@ impl ExecTask {
         self.send(last).await;
     }
 
-    /// Hands an update to the client; says whether the client took it in time.
+    /// Sends an update to the client; returns whether the client took it in time.
     async fn send(&self, update: ExecUpdate) -> bool {
         let Some(client) = &self.client else { return false };
         matches!(tokio::time::timeout(STALL_MAX, client.send(update)).await, Ok(Ok(())))
@@ -174,7 +180,7 @@ async fn wait_gone(client: Option<&mpsc::Sender<ExecUpdate>>) {
 }
 
 async fn send_input(control: ExecControl, stdin: Bytes) {
-    // A command that ends before it has read everything has its reasons.
+    // A command may end before it has read all its input; that is not an error.
     let sent = control.send(stdin).await;
     let _ = sent.and(control.close_stdin().await);
 }

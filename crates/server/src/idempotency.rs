@@ -1,9 +1,11 @@
-//! Requests that may be sent twice and must be done once: the header `Idempotency-Key`, for every API alike.
+//! Idempotency of requests: the header `Idempotency-Key`, for all APIs.
 //!
-//! The Body that a request made carries the request's mark in its lease, so a restart of the server forgets nothing. A
-//! key belongs to its caller: two callers may use the same one, and one caller uses it for one request of any API.
+//! The lease of a Body holds the mark of the request that created it, so the mark survives a restart of the
+//! server. A key belongs to its caller: two callers may use the same key, and one caller uses a key for one
+//! request, whatever the API.
 //!
-//! Invariant: at most [`TURNS_MAX`] requests are remembered in memory; the marks on disk go with their Bodies.
+//! Invariant: at most [`TURNS_MAX`] requests are kept in memory; the marks on disk are removed with their
+//! Bodies.
 
 use std::{
     collections::HashMap,
@@ -21,16 +23,16 @@ use crate::{App, Caller};
 const KEY_LEN_MAX: usize = 255;
 const TURNS_MAX: usize = 4096;
 
-/// Why a request with a key is not done.
+/// Why a request with an idempotency key is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum IdempotencyError {
-    /// The key does not keep to the grammar.
+    /// The key has an invalid format.
     #[error("Idempotency-Key is not 1 to 255 letters, digits, `-`, `_`, `.` or `:`")]
     Key,
-    /// The caller used the key for a request that says something else.
+    /// The caller used the key for a different request.
     #[error("this Idempotency-Key was used for another request")]
     OtherRequest,
-    /// The server cannot look for the Body that the request made.
+    /// The server cannot look up the Body that the request created.
     #[error(transparent)]
     Lookup(Failure),
 }
@@ -48,24 +50,24 @@ impl From<IdempotencyError> for Failure {
     }
 }
 
-/// A request that has a key.
+/// A request that has an idempotency key.
 #[derive(Debug, Clone)]
 pub struct KeyedRequest {
     /// The caller and the key, hashed.
     name: String,
-    /// What the request says, hashed.
+    /// The hash of the request's contents.
     says: String,
 }
 
-/// The Body that a request made; locked while it is made.
+/// The Body that a request created; locked while the request is in progress.
 type RequestSlot = OwnedMutexGuard<Option<BodyId>>;
 
-/// Requests that are being done, or were lately; a clone is the same one.
+/// Requests that are in progress or ended recently. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub struct RequestSlots(Arc<Mutex<HashMap<String, Arc<tokio::sync::Mutex<Option<BodyId>>>>>>);
 
 impl KeyedRequest {
-    /// The request of `caller` that says `said`, if it has a key.
+    /// The request of `caller` with the contents `said`, if it has a key.
     pub fn of(headers: &HeaderMap, caller: &Caller, said: &[u8]) -> Result<Option<Self>, IdempotencyError> {
         let Some(key) = headers.get("idempotency-key") else { return Ok(None) };
         if !is_key(key.as_bytes()) {
@@ -76,7 +78,7 @@ impl KeyedRequest {
         Ok(Some(Self { name, says: hash(said) }))
     }
 
-    /// What the Body that it makes carries.
+    /// The mark that the created Body's lease holds.
     pub fn mark(&self) -> String {
         format!("{}:{}", self.name, self.says)
     }
@@ -86,7 +88,7 @@ impl KeyedRequest {
         name == Some(self.name.as_str())
     }
 
-    /// The Body that the request made before. The caller has the turn.
+    /// Finds the Body that an earlier repetition of the request created. The caller holds the request's slot.
     pub async fn find_made(
         &self,
         app: &App,
@@ -106,7 +108,7 @@ impl KeyedRequest {
                 Err(IdempotencyError::OtherRequest)
             }
             Ok(found) => Ok(found),
-            // It was removed in between.
+            // The Body was removed since.
             Err(failure) if failure.kind == Kind::NotFound => Ok(None),
             Err(failure) => Err(IdempotencyError::Lookup(failure)),
         }
@@ -114,12 +116,12 @@ impl KeyedRequest {
 }
 
 impl RequestSlots {
-    /// Waits for the turn of a request: a repetition waits until the first is done.
+    /// Waits for the slot of a request: a repetition waits until the first one is done.
     pub async fn take(&self, request: &KeyedRequest) -> RequestSlot {
         let turn = {
             let mut turns = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             if turns.len() >= TURNS_MAX {
-                // Those that are not being done can be read from the leases again.
+                // Requests that are not in progress can be found in the leases again.
                 turns.retain(|_, turn| Arc::strong_count(turn) > 1);
             }
             turns.entry(request.name.clone()).or_default().clone()
@@ -128,7 +130,7 @@ impl RequestSlots {
     }
 }
 
-/// The one grammar of a key: `^[A-Za-z0-9_.:-]{1,255}$`.
+/// The format of a key: `^[A-Za-z0-9_.:-]{1,255}$`.
 fn is_key(key: &[u8]) -> bool {
     let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.:".contains(byte);
     (1..=KEY_LEN_MAX).contains(&key.len()) && key.iter().all(plain)

@@ -1,10 +1,11 @@
 //! API keys: records that hold the hash of a key and its rights.
 //!
-//! The first start makes the first key. That one is also stored in plain text in `serve.key`, readable by the owner of
-//! the data directory alone, who could do everything without it.
+//! The first start of a server creates the first key. The server also stores that key in plain text in
+//! `serve.key`, readable only by the owner of the data directory, who has every right without it.
 //!
 //! Invariant: a revoked key is refused from the next request on, whichever process revoked it.
-//! Invariant: how long a comparison takes tells nothing about a key: hashes are compared, and all of them.
+//! Invariant: the duration of a comparison reveals nothing about a key: the server compares hashes, and
+//! always all of them.
 
 use std::{
     collections::BTreeMap,
@@ -29,33 +30,33 @@ const FIRST: &str = "serve.key";
 const KEYS_MAX: usize = 1000;
 const NAME_LEN_MAX: usize = 64;
 
-/// What a key is good for; each includes those before it.
+/// The scope of a key. Each scope includes those before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Scope {
-    /// Look.
+    /// Read-only requests.
     Read,
-    /// Make, use and end Bodies.
+    /// Create, use and remove Bodies.
     Run,
-    /// Make and revoke keys, and use Bodies of every key.
+    /// Create and revoke keys, and use Bodies of every key.
     Admin,
 }
 
-/// Whose request it is.
+/// The caller of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Caller {
-    /// The key's id; not the key.
+    /// The id of its key; not the secret.
     pub key: String,
-    /// What it is good for.
+    /// The scope of its key.
     pub scope: Scope,
 }
 
-/// A key that was just made. Nobody can show it again.
+/// A key that was just created. The server does not store its secret, so it cannot show it again.
 #[derive(Debug, Clone)]
 pub struct CreatedKey {
     /// Its id.
     pub id: String,
-    /// What callers send.
+    /// The secret that callers send.
     pub secret: String,
 }
 
@@ -64,36 +65,36 @@ pub struct CreatedKey {
 pub struct KeyRecord {
     /// Its id.
     pub id: String,
-    /// What somebody called it.
+    /// The name of the key.
     pub name: String,
-    /// What it is good for.
+    /// The scope of the key.
     pub scope: Scope,
-    /// SHA-256 of the key.
+    /// SHA-256 of the secret.
     pub sha256: String,
-    /// When it was made.
+    /// When the key was created.
     pub created_at: String,
-    /// When it was revoked.
+    /// When the key was revoked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub revoked_at: Option<String>,
-    /// How much its Bodies may use together.
+    /// The quota of all Bodies of this key together.
     #[serde(default)]
     pub quota: Quota,
 }
 
-/// How much the Bodies of a key may use together; what is left out is not bounded.
+/// The quota of all Bodies of a key together; a limit that is left out does not apply.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Quota {
-    /// Bodies.
+    /// Number of Bodies.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bodies: Option<u64>,
-    /// Processor time in thousandths of one processor.
+    /// CPU time, in thousandths of one CPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu_milli: Option<u64>,
-    /// Memory.
+    /// Bytes of memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
-    /// What they may write.
+    /// Bytes that the Bodies may write to their file systems.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk_bytes: Option<u64>,
 }
@@ -122,7 +123,7 @@ pub struct KeyStore {
     known: Mutex<LoadedKeys>,
 }
 
-/// The keys as they were when the records were read last.
+/// The keys as of the last read of the records.
 #[derive(Debug)]
 struct LoadedKeys {
     revision: Revision,
@@ -130,20 +131,21 @@ struct LoadedKeys {
 }
 
 impl KeyStore {
-    /// The keys among these records.
+    /// The key store of these records.
     pub fn new(records: Arc<dyn Records>) -> Self {
         let known = LoadedKeys { revision: Revision::START, keys: BTreeMap::new() };
         Self { records, known: Mutex::new(known) }
     }
 
-    /// Reads the keys, and makes the first where there is none.
+    /// Reads the keys, and creates the first one if there is none.
     pub fn open(data: &Path, records: Arc<dyn Records>) -> Result<(Self, Option<CreatedKey>), Failure> {
         let keys = Self::new(records);
         if !keys.all()?.is_empty() {
             return Ok((keys, None));
         }
         let first = new_key()?;
-        // First the file: a start that is cut short here makes another key, and never one that nobody knows.
+        // Writes the file first: if the start is interrupted here, the next one creates another key, and
+        // there is never a valid key that is in no file.
         write_private(&data.join(FIRST), &first.secret).map_err(|error| {
             Failure::new(Kind::Host, format!("cannot write the first API key to {FIRST}"))
                 .because(error)
@@ -157,7 +159,7 @@ impl KeyStore {
         RecordTable::new(&*self.records, KEYS)
     }
 
-    /// Every key that was ever made, oldest first.
+    /// Every key that was ever created, oldest first.
     pub fn all(&self) -> Result<Vec<KeyRecord>, Failure> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         self.refresh(&mut known)?;
@@ -166,17 +168,17 @@ impl KeyStore {
         Ok(keys)
     }
 
-    /// Makes a key without a quota.
+    /// Creates a key without a quota.
     pub fn make(&self, name: &str, scope: Scope) -> Result<CreatedKey, Failure> {
         self.make_with(name, scope, Quota::default())
     }
 
-    /// How much the Bodies of a key may use together; none if there is no such key.
+    /// The quota of a key; none if there is no such key.
     pub fn quota(&self, id: &str) -> Option<Quota> {
         self.all().ok()?.into_iter().find(|record| record.id == id).map(|record| record.quota)
     }
 
-    /// Makes a key.
+    /// Creates a key with a quota.
     pub fn make_with(&self, name: &str, scope: Scope, quota: Quota) -> Result<CreatedKey, Failure> {
         let made = new_key()?;
         self.add(&made, name, scope, quota)?;
@@ -201,7 +203,7 @@ impl KeyStore {
         Ok(())
     }
 
-    /// Makes a key worthless.
+    /// Revokes a key.
     pub fn revoke(&self, id: &str) -> Result<(), Failure> {
         let unknown =
             || Failure::new(Kind::NotFound, format!("there is no key {:?}", proto::text::visible(id)));
@@ -213,18 +215,19 @@ impl KeyStore {
         revoked.map(drop).ok_or_else(unknown)
     }
 
-    /// Whose key that is.
+    /// The caller that a secret belongs to.
     pub fn caller(&self, secret: &str) -> Option<Caller> {
         let asked = digest(secret);
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        // Records that cannot be read now let nobody in who was not known before.
+        // If the records cannot be read now, only keys that are already loaded are accepted.
         let _ = self.refresh(&mut known);
         let good = |record: &&KeyRecord| record.sha256 == asked && record.revoked_at.is_none();
         let found = known.keys.values().rfind(good)?;
         Some(Caller { key: found.id.clone(), scope: found.scope })
     }
 
-    /// Takes over what changed since the last look: nothing, nearly always, for one look at an index.
+    /// Reads the records that changed since the last read; usually none have, and this costs one index
+    /// lookup.
     fn refresh(&self, known: &mut LoadedKeys) -> Result<(), Failure> {
         loop {
             let changes = match self.table().watch(known.revision, Duration::ZERO) {
@@ -257,13 +260,13 @@ fn new_key() -> Result<CreatedKey, Failure> {
     Ok(CreatedKey { id: hex(&drawn[..4]), secret: format!("e2b_{}", hex(&drawn[4..])) })
 }
 
-/// What a caller sent as its key: E2B's header, or a bearer token.
+/// The key that a caller sent: E2B's header, or a bearer token.
 pub fn sent(headers: &HeaderMap) -> Option<&str> {
     let own = headers.get("x-api-key").and_then(|value| value.to_str().ok());
     own.or_else(|| headers.get(header::AUTHORIZATION)?.to_str().ok()?.strip_prefix("Bearer "))
 }
 
-/// Compares hashes, so that the time it takes tells nothing about the texts.
+/// Compares hashes, so that the duration reveals nothing about the texts.
 pub fn same(one: &[u8], other: &[u8]) -> bool {
     Sha256::digest(one) == Sha256::digest(other)
 }
@@ -272,7 +275,7 @@ fn check_name(name: &str) -> Result<(), Failure> {
     if (1..=NAME_LEN_MAX).contains(&name.chars().count()) && !name.chars().any(char::is_control) {
         return Ok(());
     }
-    Err(Failure::new(Kind::Usage, format!("{:?} cannot name a key", proto::text::visible(name)))
+    Err(Failure::new(Kind::Usage, format!("{:?} is not a valid name for a key", proto::text::visible(name)))
         .hint(format!("use 1 to {NAME_LEN_MAX} characters")))
 }
 
@@ -299,7 +302,7 @@ mod tests {
         dir
     }
 
-    /// The keys of a directory as another process would open them.
+    /// Opens the keys of a directory as another process would.
     fn open(dir: &Path) -> (KeyStore, Option<CreatedKey>) {
         KeyStore::open(dir, Arc::new(EmbeddedRecords::at(dir, Durability::Process))).unwrap()
     }

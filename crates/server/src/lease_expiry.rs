@@ -1,9 +1,10 @@
-//! Deadlines: Bodies whose time is over are ended or paused, on time.
+//! Deadlines: the server ends or pauses Bodies when their lease expires.
 //!
-//! The deadline that counts is the one in a Body's lease; what is kept here only says when to look there.
+//! The deadline in a Body's lease is authoritative; this module only remembers when to read the lease.
 //!
-//! Invariant: a deadline that passed while no server ran is met by the next one at once.
-//! Invariant: a Body is ended only after its lease was read again: one that was extended lives.
+//! Invariant: if a deadline passes while no server runs, the next server acts on it at once.
+//! Invariant: the server reads a lease again before it ends a Body, so a Body whose lease was extended keeps
+//! running.
 
 use std::{
     collections::HashMap,
@@ -17,16 +18,16 @@ use tokio::sync::{Notify, Semaphore};
 
 use crate::App;
 
-/// How often all leases are read: another `pal` may have changed one.
+/// How often the server reads all leases: another `pal` may have changed one.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
-/// How long a Body in use, or one that could not be ended, is left alone.
+/// How long to wait before the next try, if a Body is in use or could not be ended.
 const AGAIN_AFTER: Duration = Duration::from_secs(5);
-/// Bodies that are ended at the same time.
+/// Bodies that the server ends at the same time.
 const ENDINGS_MAX: usize = 4;
-/// How long processes have to end when a Body's files are all that is kept.
+/// How long processes have to exit when only a Body's files are kept.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// When to look at which lease.
+/// The times at which to read leases.
 #[derive(Debug, Clone, Default)]
 pub struct LeaseTimer(Arc<TimerState>);
 
@@ -38,7 +39,7 @@ struct TimerState {
 }
 
 impl LeaseTimer {
-    /// Takes note of a lease that was just made or changed.
+    /// Notes the deadline of a lease that was just created or changed.
     pub fn note(&self, body: &BodyId, lease: &Lease) {
         match lease.deadline_ms {
             Some(deadline) => self.deadlines().insert(body.clone(), deadline),
@@ -47,7 +48,7 @@ impl LeaseTimer {
         self.0.changed.notify_one();
     }
 
-    /// A Body is gone.
+    /// Forgets a Body that was removed.
     pub fn forget(&self, body: &BodyId) {
         self.deadlines().remove(body);
     }
@@ -72,7 +73,7 @@ impl LeaseTimer {
     }
 }
 
-/// Ends Bodies at their deadlines, until it is dropped.
+/// Ends or pauses Bodies at their deadlines, until it is dropped.
 pub async fn run(app: App) {
     let endings = Arc::new(Semaphore::new(ENDINGS_MAX));
     settle(&app).await;
@@ -97,11 +98,11 @@ pub async fn run(app: App) {
     }
 }
 
-/// Reads all leases, takes decisions of egress proxies into the log, and seals the log.
+/// Reads all leases, copies decisions of egress proxies into the log, and seals the log.
 async fn look(app: &App) -> Vec<(BodyId, Lease)> {
     let leased = app
         .blocking(async |fleet: &Fleet| {
-            // Where the log cannot be written now, the next look does both.
+            // If the log cannot be written now, the next round does both.
             let _ = fleet.log().drain_all_egress();
             let _ = fleet.log().seal();
             fleet.leases().all()
@@ -116,7 +117,8 @@ async fn look(app: &App) -> Vec<(BodyId, Lease)> {
     leased
 }
 
-/// After a start: whoever was killed while it paused a Body left one that runs without a deadline.
+/// Runs after a start: a server that was killed while it paused a Body left the Body running without a
+/// deadline.
 async fn settle(app: &App) {
     for (body, _) in look(app).await.into_iter().filter(|(_, lease)| lease.paused.is_some()) {
         let _ = app
@@ -124,7 +126,7 @@ async fn settle(app: &App) {
                 if fleet.status(&body)? != Status::Running {
                     return Ok(());
                 }
-                // Whoever has woken it since has said so before it ran.
+                // A caller that resumed the Body since has changed the lease before the Body ran.
                 match fleet.leases().get(&body)?.and_then(|lease| lease.paused) {
                     Some(how) => pause_leased(fleet, &body, how).await,
                     None => Ok(()),
@@ -134,7 +136,7 @@ async fn settle(app: &App) {
     }
 }
 
-/// A Body's deadline has come.
+/// Acts on a Body whose deadline has passed.
 async fn expire(app: &App, body: &BodyId) {
     let (streams, id) = (app.streams().clone(), body.clone());
     let met = app.blocking(async move |fleet: &Fleet| end(fleet, &streams, &id).await).await;
@@ -151,14 +153,14 @@ async fn expire(app: &App, body: &BodyId) {
 
 enum Expiry {
     Done,
-    /// It goes on while somebody uses it.
+    /// The Body continues while it has open streams or is busy.
     InUse,
-    /// Somebody moved its deadline.
+    /// Another caller moved the deadline.
     Later(u64),
 }
 
 async fn end(fleet: &Fleet, streams: &crate::streams::OpenStreams, id: &BodyId) -> Result<Expiry, Failure> {
-    // Its directory may be gone, or it may be one that nobody leased.
+    // The Body may have been removed, or may have no lease.
     let Some(lease) = fleet.leases().get(id)? else { return Ok(Expiry::Done) };
     if !lease.is_due() {
         return Ok(lease.deadline_ms.map_or(Expiry::Done, Expiry::Later));
@@ -171,7 +173,8 @@ async fn end(fleet: &Fleet, streams: &crate::streams::OpenStreams, id: &BodyId) 
     fleet.leases().note_expired(id, &lease)?;
     match lease.then {
         Then::Kill => match fleet.remove(id, Force::Yes).await {
-            // Work in it that cannot be saved keeps it, and its files wait for somebody to look at them.
+            // If its work cannot be saved, the Body is paused instead of removed, so that its files can be
+            // inspected.
             Err(failure) if !fleet.view(id)?.spec.workspaces.is_empty() => {
                 pause_leased(fleet, id, Rest::Files).await?;
                 streams.cut(id);
@@ -187,12 +190,12 @@ async fn end(fleet: &Fleet, streams: &crate::streams::OpenStreams, id: &BodyId) 
     Ok(Expiry::Done)
 }
 
-/// Pauses a Body, whatever it is doing.
+/// Pauses a Body, whatever its state.
 pub async fn pause_leased(fleet: &Fleet, id: &BodyId, how: Rest) -> Result<(), Failure> {
     match (how, fleet.status(id)?) {
         (Rest::Memory, Status::Running) => fleet.pause(id).await.map(drop),
         (Rest::Memory, Status::Paused) => Ok(()),
-        // What does not run has nothing but its files.
+        // A Body that does not run has only files to keep.
         _ => fleet.stop(id, GRACE).await.map(drop),
     }
 }

@@ -1,11 +1,14 @@
-//! The fleet behind HTTP: the E2B surface, the native API, terminals and ports of Bodies, on one port.
+//! The fleet behind HTTP: the E2B API, the native API, terminals and ports of Bodies, on one TCP port.
 //!
-//! Translates and decides nothing: what a Body may do is decided by its spec, and what becomes of it by `fleet`.
+//! This crate translates requests and makes no policy: a Body's spec decides what the Body may do, and
+//! `fleet` manages its lifecycle.
 //!
-//! Invariant: every route but `/health` wants a key or a Body's own token.
-//! Invariant: nothing is kept here that cannot be read again from the data directory: a killed server loses nothing.
-//! Invariant: every answer, also a refusal, is in the dialect of the surface that was asked.
-//! Absent on purpose: printing, environment variables. The caller brings a [`ServerConfig`] and says what happened.
+//! Invariant: every route but `/health` requires a key or a Body's own token.
+//! Invariant: the server keeps nothing that cannot be read again from the data directory, so a killed server
+//! loses nothing.
+//! Invariant: every response, also a refusal, is in the format of the API that the client called.
+//! Absent on purpose: printing and environment variables. The caller passes a [`ServerConfig`] and prints the
+//! results.
 
 mod abort;
 mod app;

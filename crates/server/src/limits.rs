@@ -1,8 +1,8 @@
-//! Who may use how much: Bodies, streams, memory of the host, quotas of keys.
+//! Limits and quotas: Bodies, streams, memory of the host, quotas of keys.
 //!
-//! Invariant: whoever is refused is told when to come again, before the host is short of anything.
-//! Invariant: what one key holds never keeps another from its share: streams are counted for each key, and Bodies are
-//! made in the order in which they were asked for.
+//! Invariant: the server refuses a request before the host runs short of a resource, and says when to retry.
+//! Invariant: one key cannot take another key's share: streams are counted for each key, and Bodies are
+//! created in the order of their requests.
 
 use std::{
     collections::HashMap,
@@ -19,21 +19,21 @@ use tokio::sync::{OwnedMutexGuard, OwnedSemaphorePermit, Semaphore};
 
 use crate::{App, Caller, keys::Quota};
 
-/// Longest JSON body.
+/// The longest JSON request body.
 pub const BODY_LEN_MAX: usize = 1 << 20;
-/// How long somebody who asks for a Body waits for its turn.
+/// How long a request to create a Body waits for its turn.
 const TURN_WAIT: Duration = Duration::from_secs(10);
 
-/// How much there is for everybody.
+/// Limits for all callers together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerBounds {
-    /// Bodies at once.
+    /// The largest number of Bodies.
     pub bodies_max: usize,
-    /// Bodies that are made at the same time.
+    /// Bodies that are created at the same time.
     pub making_max: usize,
-    /// Streams of one key.
+    /// Open streams of one key.
     pub streams_max: usize,
-    /// Memory of the host that stays free: no Body is made below it.
+    /// Memory of the host that stays free: the server creates no Body that would leave less.
     pub memory_reserve: Size,
 }
 
@@ -43,7 +43,7 @@ impl Default for ServerBounds {
     }
 }
 
-/// Who uses how much.
+/// Tracks the use of limits and quotas.
 #[derive(Debug, Default)]
 pub struct LimitTracker {
     streams: Arc<Mutex<HashMap<String, usize>>>,
@@ -51,29 +51,30 @@ pub struct LimitTracker {
     making: std::sync::OnceLock<Arc<Semaphore>>,
     turns: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
     refused: Mutex<HashMap<&'static str, u64>>,
-    /// Bodies that were admitted and may not be there yet.
+    /// Bodies that were admitted but may not exist yet.
     coming: Arc<AtomicU64>,
-    /// Held while Bodies are counted: two who count at once would both find the last place.
+    /// Held while Bodies are counted: two requests that count at the same time would both take the last
+    /// place.
     counting: Arc<tokio::sync::Mutex<()>>,
 }
 
-/// A stream of a key, until it is dropped.
+/// The permit for a stream of a key, until it is dropped.
 #[derive(Debug)]
 pub struct StreamPermit {
     streams: Arc<Mutex<HashMap<String, usize>>>,
     key: String,
 }
 
-/// The right to make Bodies, until it is dropped.
+/// The permit to create Bodies, until it is dropped.
 #[derive(Debug)]
 pub struct CreatePermit {
     _making: OwnedSemaphorePermit,
     _coming: PendingBodies,
-    /// Held by a key with a quota until what it asked for can be counted.
+    /// A key with a quota holds it until the new Body can be counted.
     _turn: Option<OwnedMutexGuard<()>>,
 }
 
-/// Places of Bodies that may not be there yet, until it is dropped.
+/// Places for Bodies that may not exist yet, until it is dropped.
 #[derive(Debug)]
 struct PendingBodies {
     all: Arc<AtomicU64>,
@@ -87,13 +88,13 @@ impl Drop for PendingBodies {
 }
 
 impl LimitTracker {
-    /// Takes the bounds; said once, at the start.
+    /// Sets the limits; called once, at the start.
     pub fn bound(&self, bounds: &ServerBounds) {
         let _ = self.streams_max.set(bounds.streams_max);
         let _ = self.making.set(Arc::new(Semaphore::new(bounds.making_max)));
     }
 
-    /// Counts a stream of a key.
+    /// Counts a stream of a key, or refuses it.
     pub fn stream(&self, key: &str) -> Result<StreamPermit, Failure> {
         let max = self.streams_max.get().copied().unwrap_or(ServerBounds::default().streams_max);
         let mut streams = held(&self.streams);
@@ -110,12 +111,12 @@ impl LimitTracker {
         Ok(StreamPermit { streams: self.streams.clone(), key: key.to_owned() })
     }
 
-    /// Streams that are open, of all keys.
+    /// Open streams of all keys.
     pub fn streams(&self) -> usize {
         held(&self.streams).values().sum()
     }
 
-    /// How many were refused, and why.
+    /// The number of refusals by reason.
     pub fn refusals(&self) -> Vec<(&'static str, u64)> {
         let mut all: Vec<_> = held(&self.refused).iter().map(|(why, count)| (*why, *count)).collect();
         all.sort_unstable();
@@ -133,7 +134,7 @@ impl LimitTracker {
         let busy = || {
             self.refuse(
                 "busy",
-                Failure::new(Kind::Host, "too many Bodies are being made right now")
+                Failure::new(Kind::Host, "too many Bodies are being created right now")
                     .hint("try again in a moment"),
             )
         };
@@ -161,7 +162,7 @@ impl Drop for StreamPermit {
     }
 }
 
-/// What a Body that is asked for may come to use.
+/// The resources that a requested Body may use.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct QuotaShare {
     bodies: u64,
@@ -193,12 +194,12 @@ impl QuotaShare {
         (0..count).fold(Self::default(), |sum, _| sum.plus(self))
     }
 
-    /// What of a quota it would overrun.
+    /// The first limit of a quota that it would exceed.
     fn overruns(self, quota: &Quota) -> Option<&'static str> {
         let over = |used: u64, max: Option<u64>| max.is_some_and(|max| used > max);
         let checks = [
             ("Bodies", over(self.bodies, quota.bodies)),
-            ("processors", over(self.cpu_milli, quota.cpu_milli)),
+            ("CPUs", over(self.cpu_milli, quota.cpu_milli)),
             ("memory", over(self.memory_bytes, quota.memory_bytes)),
             ("disk", over(self.disk_bytes, quota.disk_bytes)),
         ];
@@ -206,7 +207,7 @@ impl QuotaShare {
     }
 }
 
-/// Lets a caller make a Body, or says why not and when to come again.
+/// Admits the creation of a Body, or refuses it with the reason and the time to retry.
 pub async fn admit(app: &App, caller: &Caller, create: &Create) -> Result<CreatePermit, Failure> {
     let limits = app.fleet().creator().limits(create)?;
     let share = QuotaShare {
@@ -218,7 +219,7 @@ pub async fn admit(app: &App, caller: &Caller, create: &Create) -> Result<Create
     admit_share(app, caller, share).await
 }
 
-/// Lets a caller fork a Body, or says why not and when to come again.
+/// Admits forks of a Body, or refuses them with the reason and the time to retry.
 pub async fn admit_forks(
     app: &App,
     caller: &Caller,
@@ -245,8 +246,8 @@ async fn admit_share(app: &App, caller: &Caller, share: QuotaShare) -> Result<Cr
     };
     let (key, measured) = (caller.key.clone(), quota.is_some());
     let counting = limits.counting.lock().await;
-    // Before those that are there: one that arrives in between counts twice, and for a moment there is a place less; the
-    // other way round there would be one more.
+    // Reads this before the count of existing Bodies: a Body that appears in between counts twice, and for a
+    // moment there is one place less. In the other order there could be one Body too many.
     let coming = limits.coming.load(Ordering::Relaxed);
     let (bodies, used) = app
         .blocking(async move |fleet: &Fleet| {
@@ -256,7 +257,7 @@ async fn admit_share(app: &App, caller: &Caller, share: QuotaShare) -> Result<Cr
     if bodies as u64 + coming + share.bodies > bounds.bodies_max as u64 {
         let failure = Failure::new(
             Kind::Limit,
-            format!("this server has {bodies} Bodies, and {} is the most", bounds.bodies_max),
+            format!("this server has {bodies} Bodies and allows at most {}", bounds.bodies_max),
         )
         .hint("remove one that you no longer need");
         return Err(limits.refuse("bodies", failure));
@@ -280,7 +281,7 @@ fn used_by(fleet: &Fleet, key: &str) -> Result<QuotaShare, Failure> {
         .fold(QuotaShare::default(), QuotaShare::plus))
 }
 
-/// What the kernel could still give, in bytes.
+/// The memory that the kernel could still allocate, in bytes.
 fn available_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;

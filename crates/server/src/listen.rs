@@ -1,7 +1,9 @@
-//! Connections in: accepted, bounded, answered, and let finish when the server stops.
+//! Incoming connections: the server accepts them, limits their number, answers their requests, and lets
+//! responses finish when it stops.
 //!
-//! Invariant: at most [`CONNECTIONS_MAX`] connections; one more waits in the kernel's queue until another ends.
-//! Trust: a caller that sends its head slowly or never is cut off.
+//! Invariant: at most [`CONNECTIONS_MAX`] connections; further ones wait in the kernel's queue until one
+//! ends.
+//! Trust: the server disconnects a caller that sends its request head slowly or never.
 
 use std::{
     convert::Infallible,
@@ -43,10 +45,10 @@ const BUFFER_LEN_MAX: usize = 256 * 1024;
 const HEAD_WAIT: Duration = Duration::from_secs(30);
 const HANDSHAKE_WAIT: Duration = Duration::from_secs(10);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// How long answers under way have to finish when the server stops.
+/// How long responses in progress have to finish when the server stops.
 const STOP_WAIT: Duration = Duration::from_secs(5);
 
-/// Serves until `stop` is done, then lets answers under way finish for a while.
+/// Serves until `stop` completes, then lets responses in progress finish for a while.
 pub async fn serve(
     listener: TcpListener,
     tls: Option<Acceptor>,
@@ -67,7 +69,7 @@ pub async fn serve(
             () = &mut stop => break,
         };
         let Ok((stream, _)) = accepted else {
-            // Too many open files, or a caller that went away in between: both pass.
+            // Too many open files, or a caller that disconnected before the accept: both are temporary.
             tokio::time::sleep(ACCEPT_PAUSE).await;
             continue;
         };
@@ -90,7 +92,7 @@ pub async fn serve(
     let _ = tokio::time::timeout(STOP_WAIT, slots.acquire_many(CONNECTIONS_MAX as u32)).await;
 }
 
-/// One caller, request after request, until it or the server has enough.
+/// Serves the requests of one connection, until the caller or the server closes it.
 async fn connection<S>(
     stream: S,
     abort: AbortHandle,
@@ -113,7 +115,8 @@ async fn connection<S>(
         .serve_connection(TokioIo::new(stream), service)
         .with_upgrades();
     let mut connection = std::pin::pin!(connection);
-    // Whoever spoke badly or went away has been answered as far as can be.
+    // Hyper has already answered a malformed request as far as possible; other errors mean that the caller
+    // disconnected.
     tokio::select! {
         _ = &mut connection => return,
         _ = stopping.changed() => connection.as_mut().graceful_shutdown(),
@@ -121,7 +124,7 @@ async fn connection<S>(
     let _ = connection.await;
 }
 
-/// Answers, counts the answer, and says when to come again where it is a matter of time.
+/// Answers a request, counts the response, and adds `Retry-After` if the refusal is temporary.
 async fn answer(app: App, router: Router, request: Request) -> Response {
     let began = Instant::now();
     let method = request.method().clone();
@@ -131,7 +134,7 @@ async fn answer(app: App, router: Router, request: Request) -> Response {
         Route::Control => "control",
         Route::Foreign(_) => "foreign",
     };
-    // What programs in Bodies serve, and under which paths, is their own.
+    // Paths inside of Bodies belong to the programs there and are not recorded.
     let (path, body) = match &route {
         Route::Body(target) => {
             (if target.port == ENVD_PORT { request.uri().path() } else { "" }, Some(target.body.as_str()))

@@ -1,7 +1,7 @@
-//! One server for a data directory, and how others find it.
+//! The lock that allows one server for each data directory, and lets other processes find it.
 //!
-//! `serve.lock` is held for as long as a server runs, and says where it listens. The lock goes with the process that
-//! holds it, however that ends, so what the file says counts only while it is held.
+//! A server holds `serve.lock` as long as it runs, and writes its address there. The kernel releases the lock
+//! when the process ends, however it ends, so the file's contents are valid only while the lock is held.
 
 use std::{
     fs::{File, OpenOptions},
@@ -21,20 +21,20 @@ const FILE_LEN_MAX: u64 = 4096;
 const GHOST_PATIENCE: Duration = Duration::from_secs(5);
 const GHOST_PAUSE: Duration = Duration::from_millis(10);
 
-/// A server that runs.
+/// A running server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunningServer {
-    /// Where it listens.
+    /// The address that it listens on.
     pub address: SocketAddr,
-    /// Its process.
+    /// Its pid.
     pub pid: u32,
 }
 
-/// The right to serve a data directory.
+/// The lock on a data directory for its server.
 #[derive(Debug)]
 pub struct ServerLock(File);
 
-/// The server of a data directory, if one runs.
+/// Finds the running server of a data directory, if there is one.
 pub fn standing(data: &Path) -> Option<RunningServer> {
     let file = File::open(data.join(FILE)).ok()?;
     match flock(&file, FlockOperation::NonBlockingLockShared) {
@@ -51,7 +51,7 @@ fn read(mut file: &File) -> Option<RunningServer> {
 }
 
 impl ServerLock {
-    /// Takes it, or says who has it.
+    /// Takes the lock; if another server has it, the error names that server.
     pub fn take(data: &Path) -> Result<Self, Failure> {
         let cannot = |error: io::Error| {
             Failure::new(Kind::Host, "cannot lock the data directory for the server").because(error)
@@ -69,7 +69,7 @@ impl ServerLock {
         loop {
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => return Ok(Self(file)),
-                // A child that a killed server was about to start holds what that one held, for a moment.
+                // A child that a killed server was about to start may briefly hold the inherited lock.
                 Err(rustix::io::Errno::WOULDBLOCK) if is_ghost(&file) && Instant::now() < patience => {
                     std::thread::sleep(GHOST_PAUSE)
                 }
@@ -79,7 +79,7 @@ impl ServerLock {
         }
     }
 
-    /// Says where the server listens.
+    /// Writes the address of the server to the lock file.
     pub fn tell(&mut self, address: SocketAddr) -> io::Result<()> {
         let text = serde_json::to_vec(&RunningServer { address, pid: std::process::id() })?;
         self.0.rewind()?;
@@ -88,7 +88,7 @@ impl ServerLock {
     }
 }
 
-/// Whether the server that says it holds the lock is gone.
+/// Whether the server named in the lock file no longer runs.
 fn is_ghost(file: &File) -> bool {
     read(file).is_some_and(|said| !Path::new(&format!("/proc/{}", said.pid)).exists())
 }

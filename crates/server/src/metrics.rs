@@ -1,4 +1,4 @@
-//! What is counted, in Prometheus' text.
+//! Metrics in Prometheus' text format.
 
 use std::{
     collections::BTreeMap,
@@ -13,10 +13,10 @@ use proto::Failure;
 
 use crate::App;
 
-/// Upper bounds of the times an answer takes, in milliseconds.
+/// Upper bounds of the histogram of response times, in milliseconds.
 const BUCKETS_MS: [u64; 10] = [1, 2, 5, 10, 25, 50, 100, 500, 2500, 10_000];
 
-/// What is counted of requests.
+/// Counters of requests.
 #[derive(Debug, Default)]
 pub struct RequestMetrics(Mutex<BTreeMap<SeriesKey, SeriesCount>>);
 
@@ -30,7 +30,7 @@ struct SeriesCount {
 }
 
 impl RequestMetrics {
-    /// Counts an answer and the time until it began.
+    /// Counts a response and the time until it began.
     pub fn answered(&self, surface: &'static str, method: &Method, status: StatusCode, took: Duration) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let count = all.entry((surface, known(method), status.as_u16())).or_default();
@@ -62,7 +62,7 @@ impl RequestMetrics {
     }
 }
 
-/// A method of anybody's invention makes no series of its own.
+/// The name of a method for labels; unknown methods share one series.
 pub fn known(method: &Method) -> &'static str {
     const KNOWN: [&str; 7] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"];
     KNOWN.into_iter().find(|name| *name == method.as_str()).unwrap_or("other")
@@ -77,7 +77,7 @@ fn gauge(text: &mut String, name: &str, help: &str, value: u64) {
     let _ = writeln!(text, "{name} {value}");
 }
 
-/// Everything, as Prometheus reads it.
+/// All metrics in Prometheus' text format.
 pub async fn text(app: &App) -> Result<String, Failure> {
     let counted = app.blocking(async |fleet: &Fleet| {
         let statuses: Vec<Status> = fleet.ids()?.iter().filter_map(|id| fleet.status(id).ok()).collect();
@@ -94,7 +94,7 @@ pub async fn text(app: &App) -> Result<String, Failure> {
     gauge(
         &mut text,
         "pal_bodies_max",
-        "Bodies that this server takes.",
+        "Largest number of Bodies on this server.",
         app.config().bounds.bodies_max as u64,
     );
     gauge(
@@ -113,7 +113,7 @@ pub async fn text(app: &App) -> Result<String, Failure> {
     gauge(
         &mut text,
         "pal_uptime_seconds",
-        "Since the server was started.",
+        "Seconds since the server started.",
         app.started().elapsed().as_secs(),
     );
     gauge(&mut text, "process_resident_memory_bytes", "Memory of the server itself.", resident());
@@ -126,7 +126,7 @@ pub async fn text(app: &App) -> Result<String, Failure> {
 }
 
 fn resident() -> u64 {
-    /// `statm` counts in pages, which are of this size on every machine this runs on.
+    /// `statm` counts in pages, which have this size on every supported platform.
     const PAGE: u64 = 4096;
     let pages = std::fs::read_to_string("/proc/self/statm")
         .ok()

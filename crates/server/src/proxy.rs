@@ -1,10 +1,13 @@
-//! Requests to a port of a Body: the guest's own by its socket, every other dialled through the guest.
+//! Proxies requests to ports of Bodies: envd's port through the guest's socket, every other port through a
+//! connection that the guest opens inside.
 //!
-//! Invariant: nothing is opened on the host for a port of a Body.
-//! Invariant: bytes are passed on as they come; no answer is collected, compressed or cut.
-//! Invariant: when a Body dies or stands still, its streams break off: no answer looks whole that is not.
-//! Invariant: a key of the control plane is never passed on into a Body.
-//! Trust: both sides are hostile. Only envd's own paths reach the guest; its other service is ours alone.
+//! Invariant: the server opens no port on the host for a port of a Body.
+//! Invariant: bytes are passed on as they arrive; no response is buffered, compressed or shortened.
+//! Invariant: when a Body dies or is paused, the server resets its streams, so that no incomplete response
+//! looks complete.
+//! Invariant: the server never passes a key of the control plane into a Body.
+//! Trust: both sides are hostile. Only envd's own paths reach the guest; callers cannot reach the guest's
+//! control service.
 
 use std::{
     pin::Pin,
@@ -38,7 +41,7 @@ use crate::{
     streams::OpenStream,
 };
 
-/// How long a port inside may take to accept.
+/// How long a connection to a port inside a Body may take.
 const DIAL_WAIT: Duration = Duration::from_secs(30);
 const BUFFER_LEN: usize = 64 << 10;
 const TRAFFIC_TOKEN: &str = "e2b-traffic-access-token";
@@ -51,7 +54,7 @@ const HOP_BY_HOP: [HeaderName; 6] = [
     header::TRANSFER_ENCODING,
 ];
 
-/// Passes a request on to where it is meant to go.
+/// Proxies a request to its target.
 pub async fn forward(app: App, target: PortTarget, request: Request) -> Response {
     let Some(id) = target.id() else { return not_found(&target.body) };
     let passed = match target.port {
@@ -61,7 +64,7 @@ pub async fn forward(app: App, target: PortTarget, request: Request) -> Response
     passed.unwrap_or_else(|refusal| refusal)
 }
 
-/// Passes a request on to the guest whose token signed it.
+/// Proxies a request with a signed URL to the guest whose token made the signature.
 pub async fn pass_signed(app: App, request: Request) -> Response {
     let signature = signed::UrlSignature::of(request.method(), request.uri());
     let found = app
@@ -89,7 +92,8 @@ async fn to_guest(app: &App, id: &BodyId, request: Request) -> Result<Response, 
     exchange(TokioIo::new(stream), request, open, app, id).await
 }
 
-/// What callers from outside may ask of a guest; `/init` and the like are for whoever made it.
+/// Whether callers may send this path to a guest; `/init` and similar paths are only for the process that
+/// created the Body.
 fn is_envds(path: &str) -> bool {
     let service = |name: &str| path.strip_prefix(name).is_some_and(|method| !method.contains('/'));
     matches!(path, "/health" | "/envs" | "/metrics" | "/files")
@@ -99,7 +103,7 @@ fn is_envds(path: &str) -> bool {
 
 async fn to_port(app: &App, id: &BodyId, port: u16, mut request: Request) -> Result<Response, Response> {
     let owner = id.clone();
-    // Who is not there has no token that could be missing.
+    // Report "not found" before checking the traffic token.
     let found = app
         .blocking(async move |fleet: &Fleet| fleet.status(&owner).and_then(|_| fleet.leases().get(&owner)))
         .await;
@@ -125,7 +129,7 @@ async fn to_port(app: &App, id: &BodyId, port: u16, mut request: Request) -> Res
     exchange(dialled.into_inner(), request, open, app, id).await
 }
 
-/// A Body that nobody leased is private: its own token opens its ports, or a key.
+/// The ports of a Body without a lease are private: callers need the Body's own token, or a key.
 fn may_enter(app: &App, id: &BodyId, lease: Option<&Lease>, headers: &HeaderMap) -> bool {
     let sent = headers.get(TRAFFIC_TOKEN).map(|token| token.as_bytes());
     let is = |token: &str| sent.is_some_and(|sent| keys::same(sent, token.as_bytes()));
@@ -138,13 +142,13 @@ fn may_enter(app: &App, id: &BodyId, lease: Option<&Lease>, headers: &HeaderMap)
     }
 }
 
-/// The host name that a Body's programs were promised to see.
+/// The host name that programs in the Body see in requests, if the lease sets one.
 fn masked_host(lease: &Lease, port: u16) -> Option<HeaderValue> {
     let mask = lease.network.get("maskRequestHost")?.as_str()?;
     HeaderValue::from_str(&mask.replace("${PORT}", &port.to_string())).ok()
 }
 
-/// A Body that runs, or that was paused and wakes up for whoever calls.
+/// Checks that a Body runs, or resumes one that may resume on a request.
 async fn ensure_running(app: &App, id: &BodyId) -> Result<(), Response> {
     let body = id.clone();
     let woken = app.blocking(async move |fleet: &Fleet| resume_leased(fleet, &body).await).await;
@@ -170,7 +174,7 @@ async fn resume_leased(fleet: &Fleet, id: &BodyId) -> Result<Option<Lease>, Fail
     }
 }
 
-/// Sends the request over a connection of its own, and passes on what comes back.
+/// Sends the request over a connection of its own, and returns the response.
 async fn exchange<S>(
     stream: S,
     request: Request,
@@ -184,11 +188,11 @@ where
     let broken = || not_found(id.as_str());
     let (mut sender, connection) = http1::handshake(stream).await.map_err(|_| broken())?;
     let mut line = ProxiedConnection(Some(Box::pin(async move {
-        // Whoever waits for an answer hears of a broken connection there.
+        // The code that waits for the response sees a broken connection there.
         let _ = connection.with_upgrades().await;
     })));
     if !hyper::body::Body::is_end_stream(request.body()) {
-        // What is still being sent goes on also while nobody reads the answer.
+        // The request body continues to be sent even if the caller does not read the response.
         line.detach();
     }
     let abort = request.extensions().get::<AbortHandle>().cloned().unwrap_or_default();
@@ -204,7 +208,7 @@ where
     Ok(forward_response(response, line, upgrade, open, abort))
 }
 
-/// Why a Body gave no answer.
+/// The response for a Body that did not answer.
 pub async fn no_answer(app: &App, id: &BodyId) -> Response {
     let body = id.clone();
     match app.blocking(async move |fleet: &Fleet| fleet.status(&body)).await {
@@ -215,7 +219,8 @@ pub async fn no_answer(app: &App, id: &BodyId) -> Response {
     }
 }
 
-/// The request as the other side gets it; with the caller's side of an upgrade, if it asks for one.
+/// Rewrites the request for the other side; also returns the caller's half of an upgrade, if the request asks
+/// for one.
 fn prepare_request(mut request: Request) -> (Request, Option<OnUpgrade>) {
     let upgrade = is_upgrade(request.headers()).then(|| hyper::upgrade::on(&mut request));
     let path = request.uri().path_and_query().map_or("/", |path| path.as_str());
@@ -243,7 +248,7 @@ fn is_upgrade(headers: &HeaderMap) -> bool {
     headers.contains_key(header::UPGRADE) && headers.get_all(header::CONNECTION).iter().any(named)
 }
 
-/// Takes out what speaks of the connection and not of what goes over it.
+/// Removes hop-by-hop headers.
 fn strip_connection_headers(headers: &mut HeaderMap) {
     let named: Vec<HeaderName> = headers
         .get_all(header::CONNECTION)
@@ -258,7 +263,8 @@ fn strip_connection_headers(headers: &mut HeaderMap) {
     headers.remove(header::UPGRADE);
 }
 
-/// A connection into a Body, which moves when whoever waits for its answer looks: one task less to wake for each piece.
+/// A connection into a Body that is polled by the task that waits for its response, which saves a task switch
+/// for each chunk.
 struct ProxiedConnection(Option<Pin<Box<dyn Future<Output = ()> + Send>>>);
 
 impl ProxiedConnection {
@@ -270,7 +276,7 @@ impl ProxiedConnection {
         }
     }
 
-    /// Waits for something that moves with the connection.
+    /// Polls the connection while it waits for a future.
     async fn drive_while<T>(&mut self, waited: impl Future<Output = T>) -> T {
         let mut waited = std::pin::pin!(waited);
         std::future::poll_fn(|context| {
@@ -280,7 +286,7 @@ impl ProxiedConnection {
         .await
     }
 
-    /// From now on it moves by itself.
+    /// Moves the connection to a task of its own.
     fn detach(&mut self) {
         if let Some(line) = self.0.take() {
             tokio::spawn(line);
@@ -310,7 +316,7 @@ fn forward_response(
     }
 }
 
-/// Both sides of an upgraded connection, until one of them ends or the Body stands still.
+/// Copies between both sides of an upgraded connection, until one of them ends or the Body is paused.
 async fn join(caller: OnUpgrade, inside: OnUpgrade, open: OpenStream) {
     let (Ok(caller), Ok(inside)) = tokio::join!(caller, inside) else { return };
     let (mut caller, mut inside) = (TokioIo::new(caller), TokioIo::new(inside));
@@ -320,7 +326,7 @@ async fn join(caller: OnUpgrade, inside: OnUpgrade, open: OpenStream) {
     }
 }
 
-/// The contents of an answer on their way, which break off when they are cut.
+/// A response body that is cut off when its stream is cut.
 struct ProxiedBody<C> {
     body: Incoming,
     line: ProxiedConnection,
@@ -363,7 +369,8 @@ impl<C: Future<Output = ()>> hyper::body::Body for ProxiedBody<C> {
     }
 }
 
-/// What E2B's clients take for "not running": unknown, ended, expired and paused are the same to them.
+/// The response that E2B's clients read as "not running". They do not distinguish unknown, ended, expired and
+/// paused sandboxes.
 pub fn not_found(body: &str) -> Response {
     let said = json!({ "sandboxId": proto::text::visible(body), "message": "The sandbox was not found", "code": 502 });
     (StatusCode::BAD_GATEWAY, Json(said)).into_response()

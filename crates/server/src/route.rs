@@ -1,25 +1,25 @@
-//! Where a request goes: to a port of a Body, or to the control plane.
+//! Routes a request: to a port of a Body, or to the control plane.
 //!
-//! Trust: nothing here is more than a hint of whom the caller means; whether it may is asked where it arrives.
+//! Trust: the route only names a target. The target checks whether the caller may use it.
 
 use axum::http::{HeaderMap, Request, header};
 use proto::BodyId;
 
 use crate::App;
 
-/// The port at which E2B's clients expect the guest.
+/// The port at which E2B's clients expect envd.
 pub const ENVD_PORT: u16 = 49983;
 
 /// A port of a Body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PortTarget {
-    /// The Body as it was named; it may not be there, or be no id at all.
+    /// The Body's id as the request has it; the Body may not exist, and the id may be invalid.
     pub body: String,
     /// Its port.
     pub port: u16,
 }
 
-/// Where a request goes.
+/// The target of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Route {
     /// To a port of a Body.
@@ -28,11 +28,11 @@ pub enum Route {
     Signed,
     /// To the control plane.
     Control,
-    /// Nowhere: it came under a name that is not ours.
+    /// Refused: the request has a foreign host name.
     Foreign(&'static str),
 }
 
-/// Where that request goes.
+/// Determines the target of a request.
 pub fn of<B>(app: &App, request: &Request<B>) -> Route {
     let config = app.config();
     find(request, &config.domain, config.listen.ip().is_loopback())
@@ -47,9 +47,10 @@ fn find<B>(request: &Request<B>, domain: &str, only_here: bool) -> Route {
     if let Some(target) = by_host(name, domain) {
         return Route::Body(target);
     }
-    // A page from elsewhere may have its name point here: then the browser says that name.
+    // Protects against DNS rebinding: a foreign page can point its own name at this address, but the browser
+    // then sends that name.
     if only_here && !is_ours(name, domain) {
-        return Route::Foreign("this server does not go by that name");
+        return Route::Foreign("this server does not serve that host name");
     }
     let query = request.uri().query().unwrap_or_default();
     if request.uri().path() == "/files" && query.split('&').any(|pair| pair.starts_with("signature=")) {
@@ -57,7 +58,7 @@ fn find<B>(request: &Request<B>, domain: &str, only_here: bool) -> Route {
     }
     let origin = request.headers().get(header::ORIGIN).map(|origin| origin.as_bytes());
     if origin.is_some_and(|origin| !is_same(origin, host)) {
-        return Route::Foreign("pages of other sites may not ask this server");
+        return Route::Foreign("cross-site requests are not allowed");
     }
     Route::Control
 }
@@ -68,7 +69,7 @@ fn by_headers(headers: &HeaderMap) -> Option<PortTarget> {
     Some(PortTarget { body, port: port.unwrap_or(ENVD_PORT) })
 }
 
-/// `<port>-<body>.<domain>`.
+/// Parses `<port>-<body>.<domain>`.
 fn by_host(name: &str, domain: &str) -> Option<PortTarget> {
     let (first, rest) = name.split_once('.')?;
     let (port, body) = first.split_once('-')?;
@@ -90,7 +91,7 @@ fn without_port(host: &str) -> &str {
     }
 }
 
-/// Addresses cannot be made to point elsewhere, and nobody else can have `localhost`.
+/// Whether a host name is safe from DNS rebinding: an IP address, `localhost`, or a name in our own domain.
 fn is_ours(name: &str, domain: &str) -> bool {
     let name = name.trim_end_matches('.').to_ascii_lowercase();
     let domain = domain.to_ascii_lowercase();
@@ -106,7 +107,7 @@ fn is_same(origin: &[u8], host: &str) -> bool {
 }
 
 impl PortTarget {
-    /// The id that was named, if it can be one.
+    /// The Body's id, if it is valid.
     pub fn id(&self) -> Option<BodyId> {
         self.body.parse().ok()
     }

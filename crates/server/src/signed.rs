@@ -1,4 +1,4 @@
-//! Signed file URLs that name no Body: the one whose token made the signature is meant.
+//! Signed file URLs that name no Body: the signature identifies the Body by its token.
 
 use axum::http::{Method, Uri};
 use base64::{Engine, engine::general_purpose::STANDARD_NO_PAD};
@@ -6,7 +6,7 @@ use sha2::{Digest, Sha256};
 
 use crate::keys;
 
-/// A signature and what it signs.
+/// A signature and the text that it signs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UrlSignature {
     signature: String,
@@ -31,7 +31,7 @@ impl UrlSignature {
         }
     }
 
-    /// Whether that token made it.
+    /// Whether this token made the signature.
     pub fn is_by(&self, token: &str) -> bool {
         let digest = Sha256::digest(format!("{}{token}{}", self.before, self.after));
         keys::same(self.signature.as_bytes(), format!("v1_{}", STANDARD_NO_PAD.encode(digest)).as_bytes())

@@ -1,4 +1,4 @@
-//! A server from its start to its end.
+//! The start, run and stop of a server.
 
 use std::{future::Future, net::SocketAddr, time::Duration};
 
@@ -15,23 +15,23 @@ use crate::{
     telemetry, tls, usage_history, v1,
 };
 
-/// How long an address that is taken is waited for.
+/// How long to wait for an address that is in use.
 const BIND_PATIENCE: Duration = Duration::from_secs(1);
 const BIND_PAUSE: Duration = Duration::from_millis(20);
 
-/// A server that can be reached.
+/// A server that listens.
 #[derive(Debug)]
 pub struct Server {
     app: App,
     listener: TcpListener,
     tls: Option<tls::Acceptor>,
     first_key: Option<CreatedKey>,
-    /// Held until the server is gone.
+    /// Held until the server is dropped.
     _lock: ServerLock,
 }
 
 impl Server {
-    /// Opens the data directory and its door. Nobody is answered before [`Server::run`].
+    /// Opens the data directory and binds the address. The server answers no request before [`Server::run`].
     pub async fn start(config: ServerConfig) -> Result<Self, Failure> {
         check_exposure(&config)?;
         let fleet = Fleet::open_to_serve(config.fleet.clone())?;
@@ -45,28 +45,29 @@ impl Server {
         };
         let listener = bind(config.listen).await.map_err(busy)?;
         let address = listener.local_addr().map_err(busy)?;
-        lock.tell(address)
-            .map_err(|error| Failure::new(Kind::Host, "cannot say where the server is").because(error))?;
+        lock.tell(address).map_err(|error| {
+            Failure::new(Kind::Host, "cannot write the server's address to its lock file").because(error)
+        })?;
         let app = App::new(fleet, keys, config, address);
         Ok(Self { app, listener, tls, first_key, _lock: lock })
     }
 
-    /// Where it can be reached.
+    /// The address that the server listens on.
     pub fn address(&self) -> SocketAddr {
         self.app.address()
     }
 
-    /// The key that this start made, if it was the first of its data directory.
+    /// The key that this start created, if it was the first start in its data directory.
     pub fn first_key(&self) -> Option<&CreatedKey> {
         self.first_key.as_ref()
     }
 
-    /// What requests reach.
+    /// The shared state of the request handlers.
     pub fn app(&self) -> &App {
         &self.app
     }
 
-    /// Serves until `stop` is done; then answers under way are let finish. Bodies live on.
+    /// Serves until `stop` completes, then lets responses in progress finish. Bodies keep running.
     pub async fn run(self, stop: impl Future<Output = ()>) {
         let router = router(&self.app).with_state(self.app.clone());
         let helpers = [
@@ -81,7 +82,7 @@ impl Server {
     }
 }
 
-/// Opens the door. A child that a killed server was about to start may hold it for a moment.
+/// Binds the address. A child that a killed server was about to start may briefly hold the inherited socket.
 async fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
     let patience = tokio::time::Instant::now() + BIND_PATIENCE;
     loop {
@@ -97,7 +98,7 @@ async fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
     }
 }
 
-/// The control plane: both dialects.
+/// The routes of the control plane: the native and the E2B API.
 fn router(app: &App) -> Router<App> {
     v1::router().merge(e2b::router(app))
 }
@@ -108,9 +109,9 @@ fn check_exposure(config: &ServerConfig) -> Result<(), Failure> {
     }
     Err(Failure::new(
         Kind::Denied,
-        format!("{} can be reached from other machines, and keys would travel in plain text", config.listen),
+        format!("{} is reachable from other hosts, and clients would send keys in plain text", config.listen),
     )
-    .hint("listen on this machine only: pal serve --listen 127.0.0.1:3900")
-    .hint("or encrypt what is said: pal serve --tls")
+    .hint("listen on this host only: pal serve --listen 127.0.0.1:3900")
+    .hint("or encrypt connections: pal serve --tls")
     .hint("or, behind a proxy that encrypts or in a network you trust: pal serve --insecure"))
 }

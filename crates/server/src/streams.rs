@@ -1,6 +1,6 @@
-//! Streams into Bodies that are open now: how many, and a way to cut them.
+//! Open streams into Bodies: counts them and can cut them.
 //!
-//! Invariant: a Body without an open stream takes no room here.
+//! Invariant: a Body without an open stream has no entry here.
 
 use std::{
     collections::HashMap,
@@ -10,7 +10,7 @@ use std::{
 use proto::BodyId;
 use tokio::sync::watch;
 
-/// All streams that are open.
+/// All open streams.
 #[derive(Debug, Clone, Default)]
 pub struct OpenStreams(Arc<Mutex<HashMap<BodyId, StreamEntry>>>);
 
@@ -20,7 +20,7 @@ struct StreamEntry {
     cut: watch::Sender<()>,
 }
 
-/// One stream that is open, until it is dropped.
+/// An open stream, until it is dropped.
 #[derive(Debug)]
 pub struct OpenStream {
     streams: OpenStreams,
@@ -29,7 +29,7 @@ pub struct OpenStream {
 }
 
 impl OpenStreams {
-    /// Counts a stream.
+    /// Counts a new stream.
     pub fn open(&self, body: &BodyId) -> OpenStream {
         let mut entries = self.entries();
         let entry = entries
@@ -39,12 +39,12 @@ impl OpenStreams {
         OpenStream { streams: self.clone(), body: body.clone(), cut: entry.cut.subscribe() }
     }
 
-    /// How many are open.
+    /// The number of open streams of a Body.
     pub fn count(&self, body: &BodyId) -> usize {
         self.entries().get(body).map_or(0, |entry| entry.open)
     }
 
-    /// Ends them all, in the middle of what they were saying: their Body is about to stand still.
+    /// Cuts all streams of a Body at once, because the Body is about to be paused.
     pub fn cut(&self, body: &BodyId) {
         if let Some(entry) = self.entries().get(body) {
             entry.cut.send_replace(());
@@ -57,11 +57,11 @@ impl OpenStreams {
 }
 
 impl OpenStream {
-    /// Done when the stream is to be cut.
+    /// Completes when the stream is to be cut.
     pub fn cut(&self) -> impl Future<Output = ()> + Send + 'static {
         let mut cut = self.cut.clone();
         async move {
-            // The sender is gone only with the last stream.
+            // The sender is dropped only with the last stream.
             let _ = cut.changed().await;
         }
     }

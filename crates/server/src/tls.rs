@@ -1,7 +1,8 @@
-//! Encryption: a certificate that is given, or one of our own making.
+//! TLS: with a given certificate, or with a self-signed one.
 //!
-//! Our own is kept in the data directory as `tls.pem` and `tls.key`, so that whoever trusts it once need not again.
-//! It is for `localhost`, `*.localhost`, the domain of ports and everything below it, and the addresses of this machine.
+//! The server stores the self-signed certificate in the data directory as `tls.pem` and `tls.key`, so that
+//! clients need to trust it only once. It is valid for `localhost`, `*.localhost`, the domain of ports and
+//! its subdomains, and the addresses of this host.
 
 use std::{
     fs, io,
@@ -17,19 +18,19 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::ServerConfig;
 
-/// How a server is encrypted.
+/// The encryption of a server.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Tls {
-    /// Not at all.
+    /// No encryption.
     #[default]
     Off,
-    /// With a certificate of our own making.
+    /// TLS with a self-signed certificate.
     SelfMade,
-    /// With this certificate chain and its key, in PEM.
+    /// TLS with this certificate chain and key, in PEM.
     Given {
-        /// The chain.
+        /// The certificate chain.
         cert: PathBuf,
-        /// Its key.
+        /// Its private key.
         key: PathBuf,
     },
 }
@@ -47,7 +48,7 @@ impl std::fmt::Debug for Acceptor {
     }
 }
 
-/// What accepts encrypted connections, if the configuration wants that.
+/// The acceptor of TLS connections, if the configuration asks for TLS.
 pub fn acceptor(config: &ServerConfig, data: &Path) -> Result<Option<Acceptor>, Failure> {
     let (cert, key) = match &config.tls {
         Tls::Off => return Ok(None),
@@ -63,12 +64,12 @@ pub fn acceptor(config: &ServerConfig, data: &Path) -> Result<Option<Acceptor>, 
         .with_safe_default_protocol_versions()
         .and_then(|builder| builder.with_no_client_auth().with_single_cert(chain, private));
     let mut built = built.map_err(|error| unusable("certificate", &cert, error))?;
-    // HTTP/2 is not spoken here, so it is not offered.
+    // The server does not support HTTP/2, so it does not offer it.
     built.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(Some(Acceptor(TlsAcceptor::from(Arc::new(built)))))
 }
 
-/// The certificate to trust, where it is one of our own making.
+/// The self-signed certificate that clients must trust, if the server uses one.
 pub fn certificate(config: &ServerConfig) -> Option<PathBuf> {
     (config.tls == Tls::SelfMade).then(|| config.fleet.data.join(CERT))
 }
@@ -79,7 +80,7 @@ fn unusable(what: &str, path: &Path, error: impl std::error::Error + Send + Sync
         .hint("give both in PEM: pal serve --tls --cert FILE --key FILE")
 }
 
-/// Ours, as it was made for the same names before, or made now.
+/// The self-signed certificate: the existing one if it has the same names, or a new one.
 fn self_made(config: &ServerConfig, data: &Path) -> Result<(PathBuf, PathBuf), Failure> {
     let (cert, key, names_file) = (data.join(CERT), data.join(KEY), data.join("tls.names"));
     let names = names(config);
@@ -88,9 +89,9 @@ fn self_made(config: &ServerConfig, data: &Path) -> Result<(PathBuf, PathBuf), F
         return Ok((cert, key));
     }
     let made = rcgen::generate_simple_self_signed(names).map_err(|error| {
-        Failure::new(Kind::Host, "cannot make a certificate")
+        Failure::new(Kind::Host, "cannot create a certificate")
             .because(error)
-            .hint("choose a domain that can be a name: --domain DOMAIN")
+            .hint("choose a valid domain name: --domain DOMAIN")
     })?;
     let cannot = |error: io::Error| {
         Failure::new(Kind::Host, "cannot write the certificate")
@@ -99,7 +100,7 @@ fn self_made(config: &ServerConfig, data: &Path) -> Result<(PathBuf, PathBuf), F
     };
     write_private(&key, &made.signing_key.serialize_pem()).map_err(cannot)?;
     sys::fd::write_whole(&cert, made.cert.pem().as_bytes()).map_err(cannot)?;
-    // Last: without it both are made again.
+    // Written last: without this file, the next start creates both again.
     sys::fd::write_whole(&names_file, said.as_bytes()).map_err(cannot)?;
     Ok((cert, key))
 }
@@ -107,7 +108,7 @@ fn self_made(config: &ServerConfig, data: &Path) -> Result<(PathBuf, PathBuf), F
 fn names(config: &ServerConfig) -> Vec<String> {
     let mut names: Vec<String> = ["localhost", "*.localhost", "127.0.0.1", "::1"].map(str::to_owned).to_vec();
     if config.domain != "localhost" {
-        // A domain may be given with a port, which is no part of a name.
+        // The domain may have a port, which is not part of the name.
         let domain = config.domain.split(':').next().unwrap_or_default();
         names.extend([domain.to_owned(), format!("*.{domain}")]);
     }

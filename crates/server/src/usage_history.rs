@@ -1,6 +1,6 @@
-//! What Bodies used: a short history of each, in memory.
+//! The recent resource usage of each Body, in memory.
 //!
-//! Invariant: at most [`KEPT`] samples of at most [`BODIES_MAX`] Bodies; a Body that is gone takes no room.
+//! Invariant: at most [`KEPT`] samples of at most [`BODIES_MAX`] Bodies; a removed Body has no entry.
 //! Direction of failure: a sample that cannot be taken is missing.
 
 use std::{
@@ -15,28 +15,28 @@ use proto::BodyId;
 use crate::App;
 
 const EVERY: Duration = Duration::from_secs(5);
-/// One hour.
+/// Samples of one hour.
 const KEPT: usize = 720;
 const BODIES_MAX: usize = 4096;
-/// Files are counted less often: that is a walk over all of them.
+/// Disk usage is measured less often, because it walks over all files.
 const DISK_EVERY: usize = 12;
 
-/// One look at a Body.
+/// One sample of a Body's usage.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct UsageSample {
-    /// When, in milliseconds since 1970.
+    /// Milliseconds since 1970.
     pub at_ms: u64,
-    /// Processor time between the sample before and this one, as a part of one processor's.
+    /// CPU time since the previous sample, as a fraction of one CPU.
     pub cpus_used: f64,
-    /// Memory without what the kernel can drop.
+    /// Memory without the page cache that the kernel can drop.
     pub memory: u64,
-    /// What the kernel can drop.
+    /// Page cache that the kernel can drop.
     pub cache: u64,
-    /// Its files.
+    /// Bytes of its files on disk.
     pub disk: u64,
 }
 
-/// All histories.
+/// The histories of all Bodies.
 #[derive(Debug, Clone, Default)]
 pub struct UsageHistories(Arc<Mutex<HashMap<BodyId, BodyHistory>>>);
 
@@ -48,12 +48,12 @@ struct BodyHistory {
 }
 
 impl UsageHistories {
-    /// What is known of a Body, oldest first.
+    /// The samples of a Body, oldest first.
     pub fn of(&self, body: &BodyId) -> Vec<UsageSample> {
         self.histories().get(body).map(|history| history.kept.iter().copied().collect()).unwrap_or_default()
     }
 
-    /// Looks at a Body now.
+    /// Takes a sample of a Body now.
     pub fn take(&self, fleet: &Fleet, body: &BodyId) {
         let Ok(usage) = fleet.access().usage(body) else { return };
         let (known, counts) = {
@@ -107,7 +107,7 @@ impl BodyHistory {
     }
 }
 
-/// Looks at every Body that runs, again and again.
+/// Samples every running Body periodically.
 pub async fn run(app: App) {
     let mut tick = tokio::time::interval(EVERY);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);

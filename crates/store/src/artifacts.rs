@@ -1,8 +1,9 @@
-//! Artifacts as their callers see them: what is too large for an event, kept once under its SHA-256.
+//! The interface of the artifact store: contents that are too large for an event, stored once under their
+//! SHA-256.
 //!
-//! Invariant: an artifact is there whole or not at all, and never changes.
-//! Absent on purpose: knowing which artifacts are still wanted. The caller reads the log and removes the others, while
-//! no process writes.
+//! Invariant: an artifact exists completely or not at all, and never changes.
+//! Absent on purpose: knowing which artifacts are still in use. The caller reads the log and removes the
+//! others, while no process writes.
 
 use std::{
     io::{self, Read, Write},
@@ -17,7 +18,7 @@ const READ_LEN: usize = 64 * 1024;
 
 /// A store of artifacts.
 pub trait Artifacts: Send + Sync {
-    /// Begins an artifact. It is kept once [`ArtifactWriter::finish`] returns.
+    /// Begins an artifact. It is stored once [`ArtifactWriter::finish`] returns.
     fn artifact(&self) -> Result<ArtifactWriter, ArtifactError>;
 
     /// Opens an artifact for reading. Its length is checked, its contents are not: see
@@ -27,33 +28,33 @@ pub trait Artifacts: Send + Sync {
     /// All artifacts, in the order of their hashes.
     fn artifacts(&self) -> Result<Vec<ArtifactRef>, ArtifactError>;
 
-    /// Removes an artifact; one that is not there is removed already.
+    /// Removes an artifact; succeeds if it does not exist.
     fn remove_artifact(&self, unwanted: &ArtifactRef) -> Result<(), ArtifactError>;
 
-    /// Removes what processes that were killed left unfinished; gives the number of its bytes.
+    /// Removes unfinished artifacts of processes that were killed; returns their total size.
     fn sweep_artifacts(&self) -> Result<u64, ArtifactError>;
 
-    /// Keeps these bytes.
+    /// Stores these bytes.
     fn put_artifact(&self, bytes: &[u8]) -> Result<ArtifactRef, ArtifactError> {
         let mut writer = self.artifact()?;
         writer.write_all(bytes).map_err(ArtifactError::from_write)?;
         writer.finish()
     }
 
-    /// All bytes of an artifact, compared with its hash.
+    /// All bytes of an artifact, verified by its hash.
     fn get_artifact(&self, wanted: &ArtifactRef) -> Result<Vec<u8>, ArtifactError> {
         let mut bytes = Vec::new();
         copy_checked(self.open_artifact(wanted)?, wanted, |piece| bytes.extend_from_slice(piece))?;
         Ok(bytes)
     }
 
-    /// Reads all of an artifact and compares it with its hash.
+    /// Reads all of an artifact and verifies it by its hash.
     fn verify_artifact(&self, wanted: &ArtifactRef) -> Result<(), ArtifactError> {
         copy_checked(self.open_artifact(wanted)?, wanted, |_| ())
     }
 }
 
-/// Names an artifact.
+/// The name of an artifact.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ArtifactRef {
     /// Its SHA-256 in lower-case hexadecimal.
@@ -62,13 +63,14 @@ pub struct ArtifactRef {
     pub bytes: u64,
 }
 
-/// Where an implementation puts the bytes of one artifact. Dropped before `keep`, it leaves nothing behind.
+/// The destination of one artifact's bytes in an implementation. Dropping it before `keep` leaves nothing
+/// behind.
 pub trait ArtifactSink: Write + Send {
-    /// Keeps what was written under this name.
+    /// Stores the written bytes under this name.
     fn keep(self: Box<Self>, name: &ArtifactRef) -> Result<(), ArtifactError>;
 }
 
-/// An artifact while it is written. Dropped before [`finish`](Self::finish), it leaves nothing behind.
+/// An artifact that is being written. Dropping it before [`finish`](Self::finish) leaves nothing behind.
 pub struct ArtifactWriter {
     sink: Box<dyn ArtifactSink>,
     hasher: Sha256,
@@ -76,12 +78,12 @@ pub struct ArtifactWriter {
 }
 
 impl ArtifactWriter {
-    /// Writes into that sink.
+    /// A writer into that sink.
     pub fn new(sink: Box<dyn ArtifactSink>) -> Self {
         Self { sink, hasher: Sha256::new(), bytes: 0 }
     }
 
-    /// Keeps the artifact under its hash.
+    /// Stores the artifact under its hash.
     pub fn finish(self) -> Result<ArtifactRef, ArtifactError> {
         let name = ArtifactRef { sha256: hex(&self.hasher.finalize()), bytes: self.bytes };
         self.sink.keep(&name)?;
@@ -108,40 +110,40 @@ impl Write for ArtifactWriter {
     }
 }
 
-/// Why an artifact could not be kept or read.
+/// Why an artifact could not be stored or read.
 #[derive(Debug, thiserror::Error)]
 pub enum ArtifactError {
-    /// No such artifact.
+    /// There is no such artifact.
     #[error("there is no artifact {sha256}")]
     Missing {
         /// Its hash.
         sha256: String,
     },
-    /// The name is none.
-    #[error("{0:?} does not name an artifact: 64 hexadecimal digits do")]
+    /// The name is invalid.
+    #[error("{0:?} is not the name of an artifact (64 hexadecimal digits)")]
     Name(String),
-    /// It is not what was written.
+    /// The contents differ from what was written.
     #[error("artifact {sha256} is damaged")]
     Damaged {
         /// The hash that it should have.
         sha256: String,
     },
-    /// No room.
+    /// The disk is full.
     #[error("the disk of the artifacts is full")]
     DiskFull,
-    /// Opened for reading.
+    /// The store was opened for reading only.
     #[error("the store was opened for reading only")]
     ReadOnly,
     /// The kernel refused a file or directory.
     #[error("cannot use {path}")]
     File {
-        /// Which file or directory.
+        /// The file or directory.
         path: PathBuf,
         /// Why.
         #[source]
         source: io::Error,
     },
-    /// The bytes could not be moved.
+    /// The bytes could not be read or written.
     #[error("cannot read or write an artifact")]
     Transfer(#[source] io::Error),
 }
@@ -155,7 +157,7 @@ impl ArtifactError {
     }
 }
 
-/// Passes all bytes on, and compares them with the name at the end.
+/// Copies all bytes, and verifies them by the name at the end.
 fn copy_checked(
     mut from: Box<dyn Read + Send>,
     wanted: &ArtifactRef,

@@ -1,21 +1,22 @@
-//! The time of an event: RFC 3339 in UTC with microseconds, spelled by hand.
+//! The time of an event: RFC 3339 in UTC with microseconds, formatted by hand.
 //!
-//! Absent on purpose: any repair of a clock that went backwards. `seq` orders events; `at` says what the clock said.
+//! Absent on purpose: correction of a clock that was set back. `seq` orders events; `at` is only the clock's
+//! time.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 const DAY_SECS: i64 = 86_400;
-/// 9999-12-31T23:59:59: RFC 3339 has no longer years.
+/// 9999-12-31T23:59:59: RFC 3339 has no later years.
 const LAST_SECS: i64 = 253_402_300_799;
 /// 0000-01-01T00:00:00.
 const FIRST_SECS: i64 = -62_167_219_200;
 
-/// Now, as events spell it.
+/// The current time in the format of events.
 pub fn now() -> String {
     rfc3339(SystemTime::now())
 }
 
-/// A time, as events spell it. What RFC 3339 cannot say becomes the nearest that it can.
+/// A time in the format of events. A time that RFC 3339 cannot express becomes the nearest one that it can.
 pub fn rfc3339(time: SystemTime) -> String {
     let (secs, micros) = since_epoch(time);
     let (year, month, day) = civil(secs.div_euclid(DAY_SECS));
@@ -43,14 +44,14 @@ fn since_epoch(time: SystemTime) -> (i64, u32) {
     }
 }
 
-/// Far beyond every year that can be spelled, and far from overflow.
+/// Limits a duration to a value far beyond every year that can be formatted, and far from overflow.
 fn whole(duration: Duration) -> i64 {
     i64::try_from(duration.as_secs()).unwrap_or(i64::MAX / 2).min(i64::MAX / 2)
 }
 
 /// Year, month and day of a day counted from 1970-01-01: Howard Hinnant's `civil_from_days`.
 ///
-/// Years begin in March there, so that the leap day is the last of its year; eras are 400 years.
+/// Years begin in March there, so that the leap day is the last day of a year; eras are 400 years.
 fn civil(days: i64) -> (i64, i64, i64) {
     let days = days + 719_468;
     let era = days.div_euclid(146_097);

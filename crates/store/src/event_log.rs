@@ -1,14 +1,14 @@
-//! The event log as its callers see it: [`EventLog`], what it takes and what it answers.
+//! The interface of the event log: [`EventLog`], its requests and its results.
 //!
-//! The log is many chains: one for each Body, each agent and each node. An append names its chain and the head that it
-//! expects there; all of its events become visible together. All events of a store have a position in the order of
-//! storing, so that a reader can follow the chains as one feed.
+//! The log consists of many chains: one for each Body, each agent and each node. An append names its chain
+//! and the head that it expects there; all of its events become visible together. All events of a store have
+//! a position in the order of storing, so that a reader can follow the chains as one feed.
 //!
 //! Invariant: an [`Append`] that was stored once is not stored again, however often its caller retries it.
-//! Invariant: the node's chain seals the others: [`LogSealed`](proto::event_data::LogSealed) names their heads, so
-//! that a chain shows that vanished whole or lost its end.
-//! Absent on purpose: an order between chains that a hash proves. `pos` says what one store saw; the hashes prove each
-//! chain, and the seals that the chains were there.
+//! Invariant: the node's chain seals the others: [`LogSealed`](proto::event_data::LogSealed) names their
+//! heads, so that the log reveals a chain that is missing or lost its end.
+//! Absent on purpose: an order between chains that a hash proves. `pos` is the order in which one store saw
+//! the events; the hashes prove each chain, and the seals prove that the chains existed.
 
 use std::{error::Error, fmt, time::Duration};
 
@@ -18,15 +18,15 @@ use serde_json::Value;
 
 use crate::{clock, query::EventQuery};
 
-/// Longest append: all of its events as JSON. One message of a message broker holds it.
+/// The longest append: all of its events as JSON. It fits into one message of a message broker.
 pub const APPEND_LEN_MAX: usize = 768 * 1024;
-/// Deepest data of one event. Readers of JSON give up at 128, and the event itself is around it.
+/// The deepest nesting of an event's data. JSON parsers stop at 128, and the event itself adds levels.
 pub const DEPTH_MAX: usize = 100;
-/// Longest type and longest Brain, in bytes.
+/// The longest type and the longest Brain, in bytes.
 pub const LABEL_LEN_MAX: usize = 1024;
 /// How old the last seal may be before an append writes the next one.
 pub const SEAL_EVERY: Duration = Duration::from_secs(60);
-/// How often [`EventLog::append_at_end`] tries again when another writer was faster.
+/// How many times [`EventLog::append_at_end`] retries when another writer was faster.
 const CONFLICTS_MAX: usize = 100;
 
 /// A log of events in many chains.
@@ -34,14 +34,14 @@ pub trait EventLog: Send + Sync {
     /// The node whose chain has the seals and the events about no Body and no agent.
     fn node(&self) -> Result<NodeId, ReadError>;
 
-    /// Where a chain ends. The next append to it must expect this head.
+    /// The end of a chain. The next append to it must expect this head.
     fn head(&self, chain: &ChainId) -> Result<ChainHead, ReadError>;
 
-    /// Stores all events of an append, or none of them. An append that is stored already is answered as it was the
-    /// first time; an append that expects another head than the chain has is a [`AppendError::Conflict`].
+    /// Stores all events of an append, or none of them. An append that is already stored returns its first
+    /// result; an append that expects another head than the chain has is an [`AppendError::Conflict`].
     fn append(&self, append: &Append) -> Result<Vec<Event>, AppendError>;
 
-    /// Appends behind the last event of a chain, whatever it is.
+    /// Appends after the last event of a chain, whatever it is.
     fn append_at_end(&self, chain: &ChainId, drafts: Vec<Draft>) -> Result<Vec<Event>, AppendError> {
         let mut expected = self.head(chain).map_err(|error| AppendError::Backend(error.into()))?;
         for _ in 0..CONFLICTS_MAX {
@@ -54,26 +54,27 @@ pub trait EventLog: Send + Sync {
         Err(AppendError::Busy)
     }
 
-    /// The events of a query. Their hashes are not checked here; [`EventLog::verify`] does that.
+    /// The events of a query. This does not check their hashes; [`EventLog::verify`] does.
     fn read(&self, query: &EventQuery) -> Result<Vec<Event>, ReadError>;
 
-    /// The next events of a query. Where there are none yet, waits for them, at most so long.
+    /// The next events of a query. If there are none yet, waits for them, at most for `wait`.
     fn follow(&self, query: &EventQuery, wait: Duration) -> Result<Vec<Event>, ReadError>;
 
-    /// The position of the last event of all; 0 in an empty log.
+    /// The position of the last event of the log; 0 in an empty log.
     fn last_pos(&self) -> Result<u64, ReadError>;
 
-    /// Seals all chains that changed since the last seal, if that is at least so old. Says whether there was something
-    /// to seal. Appends do so on their own, with [`SEAL_EVERY`]; a process that stays calls this for a log at rest.
+    /// Seals all chains that changed since the last seal, if that is at least `age_min` old. Returns whether
+    /// there was something to seal. Appends also seal, with [`SEAL_EVERY`]; a long-lived process calls this
+    /// for an idle log.
     fn seal(&self, age_min: Duration) -> Result<bool, AppendError>;
 
-    /// Reads the whole log as it is at one moment, and compares every chain with its hashes and with the seals.
+    /// Reads the whole log as of one moment, and checks every chain against its hashes and against the seals.
     fn verify(&self) -> Result<LogVerdict, ReadError>;
 }
 
 /// One append: events that become visible together, at one place of one chain.
 ///
-/// Its events have their time and hash from the beginning, so a second try stores the same bytes.
+/// Its events have their time and hash from the beginning, so a retry stores the same bytes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Append {
     chain: ChainId,
@@ -82,7 +83,7 @@ pub struct Append {
 }
 
 impl Append {
-    /// Places drafts behind the head that the caller expects the chain to have.
+    /// Places drafts after the head that the caller expects the chain to have.
     pub fn new(chain: ChainId, expected: ChainHead, drafts: Vec<Draft>) -> Result<Self, AppendError> {
         let mut head = expected.clone();
         let mut events = Vec::with_capacity(drafts.len());
@@ -110,45 +111,45 @@ impl Append {
     }
 }
 
-/// Why events could not be appended. None of them was.
+/// Why events could not be appended. None of them was stored.
 #[derive(Debug, thiserror::Error)]
 pub enum AppendError {
-    /// Another writer was faster, or the caller's head is an old one.
+    /// Another writer was faster, or the caller's head is outdated.
     #[error("chain {chain} ends at {head}, and not where the append expects; the event was not stored")]
     Conflict {
         /// The chain.
         chain: ChainId,
-        /// Its real head.
+        /// Its actual head.
         head: ChainHead,
     },
-    /// No room.
+    /// The disk is full.
     #[error("the disk of the event log is full; the event was not stored")]
     DiskFull,
     /// Another process kept the write lock, or was faster each time.
     #[error("the event log stayed locked by another process; the event was not stored")]
     Busy,
-    /// Opened for reading.
+    /// The log was opened for reading only.
     #[error("the event log was opened for reading only")]
     ReadOnly,
     /// The chain belongs to an earlier version.
     #[error("the chain of an earlier version takes no new events")]
     Closed,
-    /// An event beyond a limit.
+    /// An event exceeds a limit.
     #[error("the {field} of event {kind:?} is {found}, and {max} is the most")]
     TooLarge {
-        /// Type of the event, cut.
+        /// The type of the event, shortened.
         kind: String,
-        /// Which part of it, and in what unit.
+        /// The part that is too large, with its unit.
         field: &'static str,
-        /// How much it is.
+        /// Its size.
         found: usize,
-        /// How much it may be.
+        /// The largest size.
         max: usize,
     },
     /// The log cannot be continued.
     #[error("the event log is damaged: {0}; the event was not stored")]
     Damaged(String),
-    /// The store failed in a way of its own.
+    /// Another failure of the store.
     #[error("cannot append to the event log")]
     Backend(#[source] Box<dyn Error + Send + Sync>),
 }
@@ -156,99 +157,99 @@ pub enum AppendError {
 /// Why events could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
-    /// One event is not readable.
+    /// One event cannot be read.
     #[error("the event at position {pos} cannot be read: {why}")]
     Event {
         /// Its position.
         pos: u64,
-        /// What is wrong with it.
+        /// The reason.
         why: String,
     },
-    /// The log is broken.
+    /// The log is damaged.
     #[error("the event log is damaged: {0}")]
     Damaged(String),
-    /// The store failed in a way of its own.
+    /// Another failure of the store.
     #[error("cannot read the event log")]
     Backend(#[source] Box<dyn Error + Send + Sync>),
 }
 
-/// What a look at the whole log found.
+/// The result of verifying the whole log.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "log", rename_all = "lowercase")]
 pub enum LogVerdict {
-    /// All of it is as it was written.
+    /// The whole log is as it was written.
     Whole {
-        /// How many events there are.
+        /// The number of events.
         events: u64,
-        /// In how many chains.
+        /// The number of chains.
         chains: u64,
         /// Hash of the last event of the node's chain. Its seals name the heads of all other chains.
         head: String,
     },
-    /// It is not.
+    /// The log is damaged.
     Broken {
         /// The chain; none where the damage belongs to no chain.
         #[serde(skip_serializing_if = "Option::is_none")]
         chain: Option<String>,
-        /// The first place in the chain that is wrong.
+        /// The first wrong sequence number in the chain.
         #[serde(skip_serializing_if = "Option::is_none")]
         seq: Option<u64>,
-        /// What is wrong there.
+        /// The kind of damage.
         why: ChainBreach,
     },
 }
 
-/// How a log is broken.
+/// How a log is damaged.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ChainBreach {
-    /// The event is not there.
+    /// The event is missing.
     Missing,
-    /// Another event stands there.
+    /// Another event is in its place.
     Misplaced {
-        /// What its place says.
+        /// The sequence number of that event.
         found: u64,
     },
     /// The event is not the one that was hashed.
     Changed,
     /// The event does not follow the one before it.
     Unchained,
-    /// What stands there is not an event.
+    /// The row is not a valid event.
     Unreadable(String),
-    /// The event stands before an earlier one of its chain in the order of storing.
+    /// The event precedes an earlier one of its chain in the order of storing.
     Position,
-    /// The columns by which the event is found say something else than the event.
+    /// The index columns of the event do not match the event.
     Index,
     /// The head does not name the last event of the chain.
     Head,
-    /// A seal names the chain, and the chain is not there at all.
+    /// A seal names the chain, and the chain is missing.
     Vanished {
-        /// The seal: its place in the node's chain.
+        /// The sequence number of the seal in the node's chain.
         seal: u64,
-        /// Where the chain ended then.
+        /// The sequence number of the chain's end at that time.
         sealed: u64,
     },
-    /// A seal names an event behind the chain's last one.
+    /// A seal names an event after the chain's last one.
     Cut {
-        /// The seal: its place in the node's chain.
+        /// The sequence number of the seal in the node's chain.
         seal: u64,
-        /// Where the chain ended then.
+        /// The sequence number of the chain's end at that time.
         sealed: u64,
     },
-    /// The event has another hash than a seal says.
+    /// The event has another hash than the seal names.
     Resealed {
-        /// The seal: its place in the node's chain.
+        /// The sequence number of the seal in the node's chain.
         seal: u64,
     },
-    /// The last seal is not there.
+    /// The last seal is missing.
     Seal,
     /// The log has more or fewer events than were stored.
     Count {
-        /// How many there are.
+        /// The number of events in the log.
         found: u64,
-        /// How many were stored.
+        /// The number of events that were stored.
         stored: u64,
     },
-    /// The tables are not the ones we made.
+    /// The tables differ from ours.
     Schema,
     /// The database itself is damaged.
     Database(String),
@@ -290,7 +291,7 @@ impl Serialize for ChainBreach {
     }
 }
 
-/// Drafts that this chain may take together.
+/// Checks that this chain accepts these drafts together.
 pub(crate) fn check(chain: &ChainId, drafts: Vec<Draft>) -> Result<Vec<Draft>, AppendError> {
     if *chain == ChainId::OneChain {
         return Err(AppendError::Closed);
@@ -310,14 +311,14 @@ pub(crate) fn check(chain: &ChainId, drafts: Vec<Draft>) -> Result<Vec<Draft>, A
     Ok(drafts)
 }
 
-/// The most that an event takes as JSON: its data, its labels with every character escaped, and the envelope.
+/// The largest size of an event as JSON: its data, its labels with every character escaped, and the envelope.
 fn draft_len(draft: &Draft) -> usize {
     const ENVELOPE_LEN: usize = 512;
     let labels = draft.kind.len() + draft.brain.as_ref().map_or(0, String::len);
     draft.data.to_string().len() + 6 * labels + ENVELOPE_LEN
 }
 
-/// How many lists and objects are around the innermost value; does not go deeper than the first that is too many.
+/// The nesting depth of a value; stops at the first level that is too deep.
 fn depth(value: &Value, around: usize) -> usize {
     if around > DEPTH_MAX {
         return around;

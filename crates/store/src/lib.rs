@@ -1,15 +1,18 @@
-//! What happened and what is true now: the event log, artifacts by their hash, and records.
+//! The event log, artifacts by their hash, and records.
 //!
-//! [`EventLog`], [`Artifacts`] and [`Records`] say what a store does; [`Store`] and [`EmbeddedRecords`] are the embedded
-//! one, on SQLite and files in one data directory. Every implementation passes the suite in `tests/store/conformance.rs`.
+//! [`EventLog`], [`Artifacts`] and [`Records`] are the interfaces of a store; [`Store`] and
+//! [`EmbeddedRecords`] are the embedded implementation, on SQLite and files in one data directory. Every
+//! implementation passes the suite in `tests/store/conformance.rs`.
 //!
-//! Invariant: events are only ever added; the chains of hashes and their seals show what was changed, cut or moved.
-//! Invariant: an event that an append has returned survives `kill -9`; with [`Durability::Power`] also the loss of
-//! power.
-//! Invariant: several processes may write one log; each append takes its place behind the head that it expects.
-//! Absent on purpose: retention. Nothing here forgets an event; artifacts go when the caller names them.
-//! Absent on purpose: proof against the owner of the machine, who can write all chains anew; keep the head hash of
-//! [`LogVerdict::Whole`] somewhere else to notice even that.
+//! Invariant: events are only ever added; the hash chains and their seals reveal events that were changed,
+//! removed or moved.
+//! Invariant: an event that an append has returned survives `kill -9`; with [`Durability::Power`] also a loss
+//! of power.
+//! Invariant: several processes may write one log; each append goes after the head that it expects.
+//! Absent on purpose: retention. This crate removes no event; it removes artifacts when the caller names
+//! them.
+//! Absent on purpose: proof against the owner of the host, who can rewrite all chains; store the head hash of
+//! [`LogVerdict::Whole`] elsewhere to detect even that.
 
 pub mod clock;
 

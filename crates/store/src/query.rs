@@ -1,29 +1,30 @@
-//! Which events a reader asks for.
+//! Queries for events.
 
 use proto::{BodyId, ChainId};
 
-/// Which events to read. Every condition that is given must hold.
+/// Which events to read. All given conditions must be true.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EventQuery {
-    /// Only events behind this position; 0 is before the first.
+    /// Only events after this position; 0 is before the first.
     pub after: u64,
     /// Only events of this chain.
     pub chain: Option<ChainId>,
-    /// Only events about this Body, in whatever chain.
+    /// Only events about this Body, in any chain.
     pub body: Option<BodyId>,
     /// Only events of one command, or of all commands.
     pub exec: Option<ExecFilter>,
-    /// Only events of these types; empty is all types. A kind with earlier names has all of them in
-    /// [`EventKind::NAMES`](proto::event_data::EventKind::NAMES).
+    /// Only events of these types; empty means all types.
+    /// [`EventKind::NAMES`](proto::event_data::EventKind::NAMES) has all names of a kind, including earlier
+    /// ones.
     pub kinds: Vec<&'static str>,
-    /// Which end of the log comes first.
+    /// The order of the events.
     pub order: EventOrder,
-    /// At most so many.
+    /// The largest number of events.
     pub limit: usize,
 }
 
-/// Which commands' events to read: `exec.started`, `exec.ended` and `exec.detached`. Read through an index when the
-/// query names a Body; the cost follows the number of events found.
+/// Which commands' events to read: `exec.started`, `exec.ended` and `exec.detached`. The store reads them
+/// through an index when the query names a Body; the cost depends on the number of events found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ExecFilter {
     /// All commands.
@@ -34,13 +35,13 @@ pub enum ExecFilter {
     Tag(String),
 }
 
-/// The order of the events of an answer.
+/// The order of the events of a result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum EventOrder {
     /// In the order of storing.
     #[default]
     OldestFirst,
-    /// Against the order of storing: with a limit, the newest events.
+    /// The reverse of the order of storing: with a limit, the newest events.
     NewestFirst,
 }
 

@@ -1,13 +1,13 @@
 //! Records: small typed values in named buckets, each with a revision, changed by compare-and-set.
 //!
-//! Two implementations may stand behind [`Records`]: the table of [`EmbeddedRecords`](crate::EmbeddedRecords), and a
-//! key-value store on the network. So callers decide by compare-and-set alone: a `get` may be older than the newest
-//! write of another process, and only a write with an expected revision tells.
+//! [`Records`] may have two implementations: the table of [`EmbeddedRecords`](crate::EmbeddedRecords), and a
+//! key-value store on the network. So callers decide by compare-and-set alone: a `get` may be older than the
+//! newest write of another process, and only a write with an expected revision detects that.
 //!
-//! Invariant: the revisions of a bucket only grow and no revision is given twice, so a record that was deleted and
-//! created again never passes for the one before it.
-//! Invariant: a write either takes effect whole, or fails with [`RecordsError::Conflict`] and the revision that the
-//! caller should read; no update is lost.
+//! Invariant: the revisions of a bucket only grow and no revision is assigned twice, so a record that was
+//! deleted and created again is never mistaken for the earlier one.
+//! Invariant: a write either takes effect completely, or fails with [`RecordsError::Conflict`] and the
+//! revision that the caller should read; no update is lost.
 //! Absent on purpose: transactions over several records. No caller needs one, and a shared store has none.
 
 use std::{error::Error, fmt, marker::PhantomData, str::FromStr, time::Duration};
@@ -17,19 +17,20 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use crate::OpenError;
 
-/// Longest value of a record as JSON, in bytes.
+/// The longest value of a record as JSON, in bytes.
 pub const RECORD_LEN_MAX: usize = 512 * 1024;
-/// Longest key, in bytes.
+/// The longest key, in bytes.
 pub const KEY_LEN_MAX: usize = 512;
-/// Most changes that one [`Records::watch`] returns; the caller asks again from the last of them.
+/// The largest number of changes that one [`Records::watch`] returns; the caller continues from the last of
+/// them.
 pub const WATCH_LEN_MAX: usize = 1000;
-/// Longest name of a bucket, in bytes.
+/// The longest name of a bucket, in bytes.
 const BUCKET_LEN_MAX: usize = 32;
-/// How often [`RecordTable::change`] begins anew. Each loss means that another writer has won, so a caller that loses so
-/// often shares its record with too many.
+/// How many times [`RecordTable::change`] retries. Each retry means that another writer has won, so a caller
+/// that loses this often shares its record with too many writers.
 const CHANGE_ATTEMPTS_MAX: usize = 1000;
 
-/// The place of a write in the order of all writes to its bucket.
+/// The position of a write in the order of all writes to its bucket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Revision(pub u64);
 
@@ -49,7 +50,7 @@ impl fmt::Display for Revision {
 pub struct Bucket(&'static str);
 
 impl Bucket {
-    /// A bucket by its name, for constants: a name outside the grammar does not compile there.
+    /// A bucket by its name, for constants: an invalid name does not compile there.
     pub const fn new(name: &'static str) -> Self {
         let bytes = name.as_bytes();
         assert!(!bytes.is_empty() && bytes.len() <= BUCKET_LEN_MAX, "a bucket has a short name");
@@ -78,24 +79,24 @@ impl fmt::Display for Bucket {
 
 /// The key of a record: one or more segments of letters, digits, `-`, `_` and `=`, joined by `.`.
 ///
-/// That is what a subject of NATS can carry too. [`RecordKey::of`] makes a key of any texts.
+/// A subject of NATS can carry such a key too. [`RecordKey::of`] makes a key from any texts.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RecordKey(String);
 
 /// Why a text is not the key of a record.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum KeyError {
-    /// Longer than [`KEY_LEN_MAX`].
+    /// The key is longer than [`KEY_LEN_MAX`].
     #[error("a key of {0} bytes is too long: {KEY_LEN_MAX} is the most")]
     TooLong(usize),
-    /// Outside the grammar.
+    /// The key has an invalid format.
     #[error("{0:?} is not a key: use segments of letters, digits, `-`, `_` and `=`, joined by single dots")]
     Grammar(String),
 }
 
 impl RecordKey {
-    /// A key with one segment for each text. A byte that a segment cannot have becomes `=` and two hex digits, so two
-    /// different texts never share a key.
+    /// A key with one segment for each text. A byte that is not allowed in a segment becomes `=` and two
+    /// hexadecimal digits, so two different texts never have the same key.
     pub fn of<'a>(texts: impl IntoIterator<Item = &'a str>) -> Result<Self, KeyError> {
         let segments: Vec<String> = texts.into_iter().map(escape).collect();
         segments.join(".").parse()
@@ -138,7 +139,7 @@ impl fmt::Display for RecordKey {
     }
 }
 
-/// Why records could not be read or changed. A change that failed was not made.
+/// Why records could not be read or changed. A failed change has no effect.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordsError {
     /// The record is not at the revision that the caller expected.
@@ -151,7 +152,7 @@ pub enum RecordsError {
         bucket: Bucket,
         /// Its key.
         key: RecordKey,
-        /// Where it is now; none when it does not exist.
+        /// Its current revision; none if it does not exist.
         current: Option<Revision>,
     },
     /// The value is longer than [`RECORD_LEN_MAX`].
@@ -164,49 +165,49 @@ pub enum RecordsError {
         /// The length of its value.
         len: usize,
     },
-    /// The watch began before deletions that the store no longer holds; the caller lists the bucket again.
+    /// The watch began before deletions that the store has dropped; the caller lists the bucket again.
     #[error("changes of {bucket} since revision {since} are no longer known; list the bucket again")]
     Compacted {
         /// The bucket.
         bucket: Bucket,
-        /// From where the caller watched.
+        /// The revision from which the caller watched.
         since: Revision,
     },
-    /// The value is not what this version can read.
+    /// This version cannot read the value.
     #[error("{bucket} record {key} cannot be read")]
     Unreadable {
         /// Its bucket.
         bucket: Bucket,
         /// Its key.
         key: RecordKey,
-        /// What is wrong with it.
+        /// The error of the parser.
         #[source]
         source: serde_json::Error,
     },
-    /// The value cannot be JSON.
+    /// The value cannot be converted to JSON.
     #[error("{bucket} record {key} cannot be stored as JSON")]
     Unwritable {
         /// Its bucket.
         bucket: Bucket,
         /// Its key.
         key: RecordKey,
-        /// What is wrong with it.
+        /// The error of the conversion.
         #[source]
         source: serde_json::Error,
     },
-    /// A text that should be a key is none.
+    /// A key is invalid.
     #[error(transparent)]
     Key(#[from] KeyError),
     /// The store could not be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// No room.
+    /// The disk is full.
     #[error("the disk of the records is full; the record was not changed")]
     DiskFull,
     /// Another process kept the write lock.
     #[error("the records stayed locked by another process; the record was not changed")]
     Busy,
-    /// The store is broken.
+    /// The store is damaged.
     #[error("the records are damaged: {0}")]
     Damaged(String),
     /// Another failure of the store.
@@ -272,7 +273,7 @@ pub struct StoredRecord {
 pub struct Listing<R> {
     /// The records, by key.
     pub records: Vec<R>,
-    /// The newest revision of the whole bucket at that moment: a watch from here on misses nothing.
+    /// The newest revision of the whole bucket at that moment: a watch from here misses no change.
     pub revision: Revision,
 }
 
@@ -307,13 +308,14 @@ pub trait Records: fmt::Debug + Send + Sync {
     /// Deletes a record that is at `expected`.
     fn delete(&self, bucket: Bucket, key: &RecordKey, expected: Revision) -> Result<(), RecordsError>;
 
-    /// All records of a bucket, or those whose keys continue `below` by further segments.
+    /// All records of a bucket, or those whose keys extend `below` by further segments.
     fn list(&self, bucket: Bucket, below: Option<&RecordKey>) -> Result<Listing<StoredRecord>, RecordsError>;
 
-    /// The newest write to each record that was written after `since`, oldest first and at most [`WATCH_LEN_MAX`].
+    /// The newest write to each record that was written after `since`, oldest first and at most
+    /// [`WATCH_LEN_MAX`].
     ///
-    /// Where there is none, it waits up to `wait` for one. A record that was written several times appears once, with
-    /// its final state; a caller that goes on from the last revision it saw sees every final state.
+    /// If there is none, it waits up to `wait` for one. A record that was written several times appears once,
+    /// with its final state; a caller that continues from the last revision it saw sees every final state.
     fn watch(
         &self,
         bucket: Bucket,
@@ -367,7 +369,7 @@ impl<'a, T: Serialize + DeserializeOwned> RecordTable<'a, T> {
         self.records.delete(self.bucket, key, expected)
     }
 
-    /// Stores a value whatever was there, for a caller that is the only writer of its record.
+    /// Stores a value whatever the current one is, for a caller that is the only writer of its record.
     pub fn put(&self, key: &RecordKey, value: &T) -> Result<(), RecordsError> {
         self.retry(|| match self.records.get(self.bucket, key)? {
             Some(found) => self.update(key, value, found.revision).map(drop),
@@ -375,7 +377,7 @@ impl<'a, T: Serialize + DeserializeOwned> RecordTable<'a, T> {
         })
     }
 
-    /// Deletes a record at whatever revision it is; true when there was one.
+    /// Deletes a record at any revision; true if there was one.
     pub fn remove(&self, key: &RecordKey) -> Result<bool, RecordsError> {
         self.retry(|| match self.records.get(self.bucket, key)? {
             Some(found) => self.delete(key, found.revision).map(|()| true),
@@ -383,9 +385,9 @@ impl<'a, T: Serialize + DeserializeOwned> RecordTable<'a, T> {
         })
     }
 
-    /// Changes a record by compare-and-set. `change` gets the value, or none where there is no record, and returns the
-    /// new one, or none to leave the record as it is; another writer that is faster makes it run again. Returns the
-    /// record's value after that.
+    /// Changes a record by compare-and-set. `change` gets the value, or none if there is no record, and
+    /// returns the new value, or none to leave the record unchanged; it runs again if another writer was
+    /// faster. Returns the final value of the record.
     pub fn change<E: From<RecordsError>>(
         &self,
         key: &RecordKey,
@@ -409,7 +411,7 @@ impl<'a, T: Serialize + DeserializeOwned> RecordTable<'a, T> {
         Ok(None)
     }
 
-    /// All records of the bucket, or those whose keys continue `below` by further segments.
+    /// All records of the bucket, or those whose keys extend `below` by further segments.
     pub fn list(&self, below: Option<&RecordKey>) -> Result<Listing<Record<T>>, RecordsError> {
         let Listing { records, revision } = self.records.list(self.bucket, below)?;
         let records = records.into_iter().map(|stored| self.read(stored)).collect::<Result<_, _>>()?;

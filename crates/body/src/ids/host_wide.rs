@@ -1,12 +1,15 @@
-//! Which Body of this host has which run of ids, whatever its data directory.
+//! Claims of id ranges for the whole host, across data directories.
 //!
-//! Invariant: one run, one Body: a claim is a link in one directory of the host that names the Body's directory.
-//! Invariant: a claim is as good as its Body. When the directory it names is gone and no process has an id of the run,
-//! it is anybody's; so nobody who is killed leaves one for ever.
-//! Invariant: a claim is replaced or removed under the lock of the directory of claims, by who has seen what it says.
-//! Invariant: nobody clears a claim of another data directory away that may still be good ([`HostClaims::abandoned`]).
-//! Absent on purpose: claims that survive the host's restart. A data directory remembers the runs of its own Bodies, and
-//! a Body claims its run again when it is started.
+//! Invariant: one range belongs to one Body: a claim is a link in one directory of the host that names the
+//! Body's directory.
+//! Invariant: a claim is valid as long as its Body exists. When the directory that it names is gone and no
+//! process has an id of the range, any Body may take it, so a killed `pal` blocks no range forever.
+//! Invariant: a process replaces or removes a claim under the lock of the directory of claims, after it has
+//! read the claim.
+//! Invariant: no process removes a claim of another data directory that may still be valid
+//! ([`HostClaims::abandoned`]).
+//! Absent on purpose: claims that survive a restart of the host. A data directory remembers the ranges of its
+//! own Bodies, and a Body claims its range again when it starts.
 
 use std::{
     fs::{DirBuilder, File},
@@ -18,15 +21,15 @@ use std::{
 
 use rustix::fs::FlockOperation;
 
-/// Gone with the host's restart, as every process is.
+/// A restart of the host clears it, and ends every process that used a range.
 const DIR: &str = "/run/palisade/ids";
 
-/// Whose a run of ids is.
+/// The owner of an id range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RangeOwner {
-    /// The one's who asked.
+    /// The Body that asked.
     Own,
-    /// Another Body's.
+    /// Another Body.
     Others,
 }
 
@@ -35,17 +38,17 @@ pub(super) enum RangeOwner {
 pub(super) struct HostClaims(PathBuf);
 
 impl HostClaims {
-    /// That of this host.
+    /// The directory of claims of this host.
     pub(super) fn new() -> Self {
         Self(DIR.into())
     }
 
-    /// The link that says whose a run is.
+    /// The link that names the owner of a range.
     pub(super) fn link(&self, run: u32) -> PathBuf {
         self.0.join(run.to_string())
     }
 
-    /// Claims a run for the Body in that directory, unless another has it.
+    /// Claims a range for the Body in that directory, unless another Body has it.
     pub(super) fn claim(&self, run: u32, body: &Path) -> io::Result<RangeOwner> {
         let link = self.link(run);
         let made = match symlink(body, &link) {
@@ -64,18 +67,18 @@ impl HostClaims {
         }
     }
 
-    /// Whether that Body has it.
+    /// Whether that Body has the range.
     pub(super) fn has(&self, run: u32, body: &Path) -> bool {
         std::fs::read_link(self.link(run)).is_ok_and(|owner| owner == body)
     }
 
-    /// Runs that are claimed for Bodies below a directory, and the Bodies.
+    /// The ranges that are claimed for Bodies below a directory, and the Bodies.
     pub(super) fn below(&self, dir: &Path) -> Vec<(u32, PathBuf)> {
         self.all().filter(|(_, owner)| owner.parent() == Some(dir)).collect()
     }
 
-    /// Runs whose claims certainly belong to nothing any more, of whatever data directory, and the Bodies: the data
-    /// directory was removed as a whole, so its own `gc` will never come, and no process has an id of the run.
+    /// The ranges, of any data directory, whose claims are certainly obsolete, and their Bodies: the whole
+    /// data directory was removed, so its own `gc` will never run, and no process has an id of the range.
     pub(super) fn abandoned(&self) -> Vec<(u32, PathBuf)> {
         let left = |(run, owner): &(u32, PathBuf)| {
             let data = owner.parent().and_then(Path::parent);
@@ -86,7 +89,7 @@ impl HostClaims {
         };
         let mut found: Vec<(u32, PathBuf)> = self.all().filter(left).collect();
         if !found.is_empty() {
-            // In a pid namespace of its own the caller does not see whose processes are out there.
+            // In a pid namespace of its own, the caller does not see all processes of the host.
             let used = if sys::proc::sees_every_process() { sys::proc::user_ids_in_use().ok() } else { None };
             found.retain(|(run, _)| {
                 used.as_ref().is_some_and(|used| used.range(super::ids_of(*run)).next().is_none())
@@ -103,24 +106,24 @@ impl HostClaims {
     }
 }
 
-/// Whether nothing is left of the Body in that directory: neither the directory, under either of its names, nor a
-/// process. Processes may outlive a directory that somebody else removed.
+/// Whether nothing is left of the Body in that directory: neither the directory, under either of its names,
+/// nor a process. Processes may outlive a directory that was removed from outside.
 pub(super) fn is_gone(run: u32, body: &Path) -> bool {
     is_absent(body)
         && is_absent(&proto::launch::set_aside(body))
         && !sys::proc::has_process(super::ids_of(run))
 }
 
-/// Whether there is nothing of that name; a disk that does not answer is no proof of it.
+/// Whether the path does not exist; an I/O error is no proof of that.
 fn is_absent(path: &Path) -> bool {
     let nothing = [io::ErrorKind::NotFound, io::ErrorKind::NotADirectory];
     path.symlink_metadata().is_err_and(|error| nothing.contains(&error.kind()))
 }
 
-/// Whether that directory was there at a time and was removed after it, as far as its place tells.
+/// Whether that directory existed at a time and was removed after it, judged by its parent directory.
 ///
-/// A removal changes the directory that it happens in. The empty directory that is left of a disk which is only not
-/// mounted has not changed, so Bodies on such a disk keep their claims.
+/// A removal changes the modification time of the parent. The empty mount point of a disk that is not mounted
+/// has not changed, so Bodies on such a disk keep their claims.
 fn was_removed_since(dir: &Path, time: SystemTime) -> bool {
     if !is_absent(dir) {
         return false;
@@ -130,7 +133,7 @@ fn was_removed_since(dir: &Path, time: SystemTime) -> bool {
     changed.is_some_and(|changed| changed >= time)
 }
 
-/// Takes a claim whose Body is gone; one at a time, so that no two take the same.
+/// Takes over a claim whose Body is gone, under a lock, so that no two processes take the same one.
 pub(super) fn take_over(link: &Path, target: &Path, gone: impl Fn(&Path) -> bool) -> io::Result<RangeOwner> {
     let looked = |link: &Path| std::fs::read_link(link).is_ok_and(|owner| owner != target && gone(&owner));
     if std::fs::read_link(link).is_ok_and(|owner| owner == target) {
@@ -155,9 +158,9 @@ pub(super) fn take_over(link: &Path, target: &Path, gone: impl Fn(&Path) -> bool
 mod tests {
     use super::{super::LAYERS_RUN as RUN, *};
 
-    // Runs of Bodies may have processes while this runs; this one never has.
+    // Bodies may have processes in the normal ranges while this test runs; this range never has any.
 
-    /// A directory of claims and one of Bodies, gone with the test.
+    /// A directory of claims and one of Bodies, removed with the test.
     struct TestHost(PathBuf);
 
     impl TestHost {
@@ -189,16 +192,16 @@ mod tests {
         let host = TestHost::new("gone");
         let (claims, one, two) = (host.claims(), host.body("a/bodies/one"), host.body("b/bodies/two"));
         assert_eq!(claims.claim(RUN, &one).unwrap(), RangeOwner::Own);
-        assert_eq!(claims.claim(RUN, &one).unwrap(), RangeOwner::Own, "again is no harm");
+        assert_eq!(claims.claim(RUN, &one).unwrap(), RangeOwner::Own, "a second claim succeeds");
         assert_eq!(claims.claim(RUN, &two).unwrap(), RangeOwner::Others);
         assert!(claims.has(RUN, &one) && !claims.has(RUN, &two));
         std::fs::rename(&one, proto::launch::set_aside(&one)).unwrap();
-        assert_eq!(claims.claim(RUN, &two).unwrap(), RangeOwner::Others, "its keeper is still at it");
+        assert_eq!(claims.claim(RUN, &two).unwrap(), RangeOwner::Others, "its supervisor still runs");
         std::fs::remove_dir(proto::launch::set_aside(&one)).unwrap();
         assert_eq!(
             claims.claim(RUN, &two).unwrap(),
             RangeOwner::Own,
-            "whoever was killed leaves no claim for ever"
+            "a killed process leaves no claim forever"
         );
         assert_eq!(claims.below(two.parent().unwrap()), [(RUN, two.clone())]);
         assert_eq!(claims.below(one.parent().unwrap()), []);
@@ -207,16 +210,20 @@ mod tests {
     #[test]
     fn a_claim_is_abandoned_only_when_its_whole_data_directory_was_removed() {
         if !sys::proc::sees_every_process() {
-            return assert_eq!(abandoned_of("unseen"), Vec::<&str>::new(), "who does not see does not judge");
+            return assert_eq!(
+                abandoned_of("unseen"),
+                Vec::<&str>::new(),
+                "a caller that does not see all processes decides nothing"
+            );
         }
         assert_eq!(abandoned_of("seen"), ["removed", "removed with the directories above it"]);
     }
 
-    /// Claims of every kind, and those of them that are abandoned.
+    /// Creates claims of every kind, and returns those that are abandoned.
     fn abandoned_of(name: &str) -> Vec<&'static str> {
         let host = TestHost::new(name);
         let claims = host.claims();
-        // Runs after all that are given out, so that no Body of this machine has a process in one.
+        // These ranges are after all that are given out, so that no Body of this host has a process in one.
         let runs = RUN..RUN + 10;
         let kinds = [
             ("there", "there/bodies/b"),
@@ -232,7 +239,7 @@ mod tests {
         std::fs::remove_dir(host.0.join("half/bodies/b")).unwrap();
         std::fs::remove_dir_all(host.0.join("data/removed")).unwrap();
         std::fs::remove_dir_all(host.0.join("deep")).unwrap();
-        // What is under a mount was there before it, and is seen again unchanged.
+        // The directory below a mount existed before the mount, and appears again unchanged.
         std::fs::remove_dir_all(host.0.join("disk/data")).unwrap();
         let before = SystemTime::now() - std::time::Duration::from_secs(3600);
         File::open(host.0.join("disk")).unwrap().set_modified(before).unwrap();
@@ -248,7 +255,7 @@ mod tests {
         assert!(is_absent(&host.0.join("none")) && is_absent(&host.0.join("none/below")));
         std::fs::write(host.0.join("file"), "").unwrap();
         assert!(is_absent(&host.0.join("file/below")) && !is_absent(&body));
-        // A name that no disk can have is refused with another error than that nothing is there.
+        // A name that is too long fails with another error than "not found".
         assert!(!is_absent(&host.0.join("n".repeat(5000))));
     }
 

@@ -1,6 +1,6 @@
-//! The kernel's first file system: an archive in the form `newc`, of directories and files.
+//! The initramfs: a cpio archive in the format `newc`, of directories, files and devices.
 
-/// An archive in the making.
+/// An archive that is being written.
 #[derive(Debug, Default)]
 pub struct CpioArchive {
     bytes: Vec<u8>,
@@ -13,22 +13,22 @@ const DEVICE: u32 = 0o020_000;
 const LAST: &str = "TRAILER!!!";
 
 impl CpioArchive {
-    /// A directory.
+    /// Adds a directory.
     pub fn dir(&mut self, path: &str) {
         self.entry(path, DIRECTORY | 0o755, &[], (0, 0));
     }
 
-    /// A file.
+    /// Adds a file.
     pub fn file(&mut self, path: &str, mode: u32, contents: &[u8]) {
         self.entry(path, FILE | mode, contents, (0, 0));
     }
 
-    /// A character device.
+    /// Adds a character device.
     pub fn device(&mut self, path: &str, major: u32, minor: u32) {
         self.entry(path, DEVICE | 0o600, &[], (major, minor));
     }
 
-    /// The whole archive.
+    /// Finishes the archive.
     pub fn finish(mut self) -> Vec<u8> {
         self.entry(LAST, 0, &[], (0, 0));
         self.bytes

@@ -1,4 +1,4 @@
-//! Disks: the private upper of a machine, and copies that take no more room than what was written.
+//! Disks of microVMs: the private upper, and sparse copies.
 
 use std::{
     fs::{self, File},
@@ -9,10 +9,10 @@ use std::{
 
 use super::{VmError, VmStepExt, find_tool, run};
 
-/// The least room for a file system.
+/// The smallest size of a disk with a file system.
 pub const DISK_MIN: u64 = 16 << 20;
 
-/// An empty disk of that size with room for so many files and directories: made once, then copied.
+/// An empty disk of that size with that number of inodes: created once, then copied.
 pub fn empty(uppers: &Path, bytes: u64, inodes: u64) -> Result<std::path::PathBuf, VmError> {
     let path = uppers.join(format!("{bytes}-{inodes}.img"));
     if path.exists() {
@@ -32,7 +32,7 @@ pub fn empty(uppers: &Path, bytes: u64, inodes: u64) -> Result<std::path::PathBu
             "0",
             "-N",
             &inodes,
-            // Room for growing is four megabytes that every machine would have a copy of, and none grows.
+            // The space for growing takes four megabytes that every microVM would copy, and no disk grows.
             "-O",
             "^resize_inode",
             "-E",
@@ -47,7 +47,7 @@ pub fn empty(uppers: &Path, bytes: u64, inodes: u64) -> Result<std::path::PathBu
     made.map(|()| path)
 }
 
-/// Copies what was written of a file, and shares even that where the file system can.
+/// Copies the written parts of a file, and shares their blocks where the file system supports reflinks.
 pub fn copy(from: &Path, to: &Path) -> io::Result<()> {
     let source = File::open(from)?;
     let target = File::options().read(true).write(true).create(true).truncate(true).open(to)?;
@@ -57,7 +57,7 @@ pub fn copy(from: &Path, to: &Path) -> io::Result<()> {
     sys::fd::copy_data(&source, &target)
 }
 
-/// What a file takes on disk.
+/// The size of a file on disk.
 pub fn used(path: &Path) -> u64 {
     use std::os::unix::fs::MetadataExt;
     fs::metadata(path).map_or(0, |found| found.blocks() * 512)

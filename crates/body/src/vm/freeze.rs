@@ -1,6 +1,8 @@
-//! Freezing a machine that runs, from outside of its walls: who minds it is asked, over the socket in its directory.
+//! Takes a snapshot of a running microVM: asks its VMM process over the control socket in the Body's
+//! directory.
 //!
-//! Trust: the answer comes from behind the walls. It is one line with a length and a deadline, parsed into a `proto` type.
+//! Trust: the reply comes from a process inside the sandbox boundary. It is one line with a length limit and
+//! a deadline, parsed into a `proto` type.
 
 use std::{
     fs::{self, File, Permissions},
@@ -21,16 +23,16 @@ use super::{
 };
 
 const ANSWER_LEN_MAX: usize = 1 << 20;
-/// A machine with much memory on a slow disk.
+/// Enough for a microVM with much memory on a slow disk.
 const PATIENCE: Duration = Duration::from_secs(300);
-/// Who minds it reads what it is told at once, unless it is stopped.
+/// The VMM process reads requests at once, unless it is stopped.
 const TELL_PATIENCE: Duration = Duration::from_secs(10);
-/// A guest may take 20 s to freeze its processes, and a hypervisor some to pause.
+/// A guest may take 20 s to freeze its processes, and a hypervisor needs some time to pause.
 const HOLD_PATIENCE: Duration = Duration::from_secs(60);
-/// What was frozen is for every Body that is thawed from it, and never changes.
+/// A snapshot is read by every Body that is restored from it, and never changes.
 const FROZEN_MODE: u32 = 0o444;
 
-/// Where a machine's memory and its processors and devices go: to be written once, and read by whoever is shown them.
+/// The files for a microVM's memory and for its CPU and device state: written once, then read-only.
 #[derive(Debug)]
 pub struct FreezeFiles {
     ram: File,
@@ -38,30 +40,31 @@ pub struct FreezeFiles {
 }
 
 impl FreezeFiles {
-    /// Makes them in a directory, as long as they are known to be.
+    /// Creates them in a directory; the length of the memory file is known.
     pub fn make(to: &Path, memory: u64) -> Result<Self, VmError> {
         let make = |name: &str| {
             let file = File::options().read(true).write(true).create_new(true).open(to.join(name));
-            // Whoever is thawed from it has other ids, whatever umask this process has.
+            // A Body that is restored from it has other ids, so the mode must not depend on this process'
+            // umask.
             file.and_then(|file| file.set_permissions(Permissions::from_mode(FROZEN_MODE)).map(|()| file))
-                .step("make a file for the machine")
+                .step("create the snapshot's files")
         };
         let files = Self { ram: make(RAM_FILE)?, state: make(STATE_FILE)? };
-        files.ram.set_len(memory).step("make a file for the machine")?;
+        files.ram.set_len(memory).step("create the snapshot's files")?;
         Ok(files)
     }
 }
 
-/// The door of who minds the machine.
+/// Connects to the control socket of the microVM's VMM process.
 pub(super) fn connect_control(body: &Path) -> Result<UnixStream, VmError> {
     let dir = sys::fd::open_path(body).step("open the Body's directory")?;
     let socket = UnixStream::connect(sys::fd::path_of(dir.as_fd()).join(CONTROL));
-    let socket = socket.step("reach who minds the machine")?;
-    socket.set_write_timeout(Some(TELL_PATIENCE)).step("reach who minds the machine")?;
+    let socket = socket.step("connect to the VMM process")?;
+    socket.set_write_timeout(Some(TELL_PATIENCE)).step("connect to the VMM process")?;
     Ok(socket)
 }
 
-/// One line of who minds a machine. The deadline is for all of it, however slowly it comes.
+/// Reads one line from the VMM process. The deadline covers the whole line, however slowly it arrives.
 pub(super) fn read_reply(mut socket: &UnixStream, len_max: usize, patience: Duration) -> io::Result<Vec<u8>> {
     let deadline = Instant::now() + patience;
     let (mut line, mut piece) = (Vec::new(), [0; 4096]);
@@ -85,19 +88,20 @@ pub(super) fn read_reply(mut socket: &UnixStream, len_max: usize, patience: Dura
     Ok(line)
 }
 
-/// Whether the machine stood still until now: who minds it hangs up before it goes on unasked.
+/// Checks that the microVM was frozen until now: the VMM process closes the connection before it resumes on
+/// its own.
 fn check_stopped(mut socket: &UnixStream) -> Result<(), VmError> {
-    socket.set_nonblocking(true).step("hear of the machine")?;
+    socket.set_nonblocking(true).step("check on the VMM process")?;
     let heard = socket.read(&mut [0]);
-    socket.set_nonblocking(false).step("hear of the machine")?;
+    socket.set_nonblocking(false).step("check on the VMM process")?;
     match heard {
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
-        _ => Err(VmError::Freeze("its disk took too long to copy, and it had to go on".into())),
+        _ => Err(VmError::Freeze("copying its disk took too long, and it was resumed".into())),
     }
 }
 
-/// Freezes the machine of the Body in `body` into files in the directory `to`, and lets it go on. `last` runs when memory
-/// and disk are there, while the machine still stands.
+/// Takes a snapshot of the microVM in the directory `body` into files in the directory `to`, and resumes it.
+/// `last` runs when memory and disk are saved, while the microVM is still frozen.
 pub fn freeze(
     body: &Path,
     to: &Path,
@@ -106,57 +110,58 @@ pub fn freeze(
 ) -> Result<(), VmError> {
     let socket = connect_control(body)?;
     for file in [files.ram, files.state] {
-        sys::fd::send(socket.as_fd(), file.as_fd()).step("ask for the machine")?;
+        sys::fd::send(socket.as_fd(), file.as_fd()).step("ask the VMM process for a snapshot")?;
     }
-    let line = read_reply(&socket, ANSWER_LEN_MAX, PATIENCE).step("hear of the machine")?;
-    let answer: ControlReply =
-        serde_json::from_slice(&line).map_err(|_| VmError::Freeze("who minds it gave no answer".into()))?;
+    let line = read_reply(&socket, ANSWER_LEN_MAX, PATIENCE).step("read the reply of the VMM process")?;
+    let answer: ControlReply = serde_json::from_slice(&line)
+        .map_err(|_| VmError::Freeze("its VMM process sent an invalid reply".into()))?;
     let held = match answer {
         ControlReply::Saved { held } if held.tree.is_sound() => held,
         ControlReply::Saved { .. } => {
-            return Err(VmError::Freeze("its guest does not say what its files are".into()));
+            return Err(VmError::Freeze("its guest did not report the state of its files".into()));
         }
         ControlReply::Measured { .. }
         | ControlReply::Taken { .. }
         | ControlReply::Held { .. }
         | ControlReply::Console { .. } => {
-            return Err(VmError::Freeze("who minds it gave another answer".into()));
+            return Err(VmError::Freeze("its VMM process sent an unexpected reply".into()));
         }
         ControlReply::Failed { why } => {
             return Err(VmError::Freeze(proto::text::visible(&why.chars().take(400).collect::<String>())));
         }
     };
-    // It stands still until this connection ends.
-    disks::copy(&body.join(UPPER_FILE), &to.join(UPPER_FILE)).step("copy the machine's disk")?;
+    // The microVM is frozen until this connection ends.
+    disks::copy(&body.join(UPPER_FILE), &to.join(UPPER_FILE)).step("copy the microVM's disk")?;
     let mode = Permissions::from_mode(FROZEN_MODE);
-    fs::set_permissions(to.join(UPPER_FILE), mode).step("close what was frozen")?;
+    fs::set_permissions(to.join(UPPER_FILE), mode).step("make the snapshot read-only")?;
     check_stopped(&socket)?;
     last(held);
-    // Whoever was just ended by that hears it no more.
+    // If `last` has just ended the VMM process, it no longer reads this.
     let _ = (&socket).write_all(b"\n");
     Ok(())
 }
 
-/// A microVM that stands still until this is dropped.
+/// A microVM that is frozen until this is dropped.
 #[derive(Debug)]
 pub struct HeldVm(UnixStream);
 
 impl HeldVm {
-    /// Has the microVM of the Body in `body` write everything to its disk, and stand still.
+    /// Makes the microVM of the Body in `body` write everything to its disk, and freezes it.
     pub fn hold(body: &Path) -> Result<Self, VmError> {
         let socket = connect_control(body)?;
-        (&socket).write_all(&[HOLD]).step("ask for the machine")?;
-        let line = read_reply(&socket, ANSWER_LEN_MAX, HOLD_PATIENCE).step("hear of the machine")?;
+        (&socket).write_all(&[HOLD]).step("ask the VMM process to freeze the microVM")?;
+        let line =
+            read_reply(&socket, ANSWER_LEN_MAX, HOLD_PATIENCE).step("read the reply of the VMM process")?;
         match serde_json::from_slice(&line) {
             Ok(ControlReply::Held { .. }) => Ok(Self(socket)),
             Ok(ControlReply::Failed { why }) => {
                 Err(VmError::Freeze(proto::text::visible(&why.chars().take(400).collect::<String>())))
             }
-            _ => Err(VmError::Freeze("its VMM process gave another answer".into())),
+            _ => Err(VmError::Freeze("its VMM process sent an unexpected reply".into())),
         }
     }
 
-    /// Whether it stood still until now.
+    /// Checks that the microVM was frozen until now.
     pub fn check(&self) -> Result<(), VmError> {
         check_stopped(&self.0)
     }
@@ -176,7 +181,7 @@ mod tests {
             read_reply(&ours, 5, Duration::from_secs(5)).unwrap_err().kind(),
             io::ErrorKind::FileTooLarge
         );
-        // Each byte comes in time, and all of them together do not.
+        // Each byte arrives before the deadline, but all of them together do not.
         let dripping = std::thread::spawn(move || {
             while theirs.write_all(b".").is_ok() {
                 std::thread::sleep(Duration::from_millis(20));

@@ -1,4 +1,4 @@
-//! The hypervisor in a root of its own: the program, its libraries, its firmware, and nothing else of this host.
+//! The hypervisor's root directory: the program, its libraries, its firmware, and nothing else of this host.
 
 use std::{
     collections::BTreeSet,
@@ -15,28 +15,28 @@ use super::{MicrovmInstall, VmError, VmStepExt, find_tool, images, run};
 
 /// The program on this host.
 pub const QEMU: &str = "qemu-system-x86_64";
-/// Firmware that the machine loads.
+/// Firmware that QEMU loads.
 const FIRMWARE: &[&str] = &["bios-microvm.bin", "linuxboot_dma.bin", "pvh.bin"];
 const FIRMWARE_DIRS: &[&str] = &["/usr/share/qemu", "/usr/share/seabios", "/usr/local/share/qemu"];
-/// Parts that some distributions keep apart from the program.
+/// Plugins that some distributions ship separately from the program.
 const PLUGINS: &[&str] = &["accel-tcg-x86_64.so"];
 const PLUGIN_DIRS: &[&str] = &["/usr/lib/x86_64-linux-gnu/qemu", "/usr/lib64/qemu", "/usr/lib/qemu"];
-/// Where its firmware is, in its root.
+/// The path of its firmware in its root.
 pub const FIRMWARE_INSIDE: &str = "/usr/share/qemu";
-/// Grows when the root is laid out anew.
+/// Increased when the layout of the root changes.
 const LAYOUT: u32 = 5;
-/// What things are mounted on.
+/// Mount points.
 const PLACES: &[&str] =
     &["boot/vmlinux", "boot/initrd", "disks/upper.img", "frozen/ram", "frozen/state", "save/ram"];
 const DIRS: &[&str] = &["dev", "proc", "sys", "tmp", "run", "boot", "disks", "frozen", "save", "etc"];
 
-/// What tells one state of the program from another, without reading it.
+/// A text that changes with the program, computed without reading its contents.
 pub fn mark() -> Result<String, VmError> {
-    let found = fs::metadata(find_tool(QEMU)?).step("look at the hypervisor")?;
+    let found = fs::metadata(find_tool(QEMU)?).step("read the hypervisor's metadata")?;
     Ok(format!("{LAYOUT}-{}-{}-{}", found.len(), found.mtime(), found.ino()))
 }
 
-/// Puts it together in a fresh directory.
+/// Builds the root in a new directory.
 pub fn build(root: &Path) -> Result<(), VmError> {
     let program = find_tool(QEMU)?;
     let mut files: BTreeSet<PathBuf> = BTreeSet::new();
@@ -61,7 +61,7 @@ pub fn build(root: &Path) -> Result<(), VmError> {
     Ok(())
 }
 
-/// Where the program is in its root.
+/// The path of the program in its root.
 pub fn program(engine: Engine) -> PathBuf {
     match engine {
         Engine::Qemu => find_tool(QEMU).unwrap_or_else(|_| Path::new("/usr/bin").join(QEMU)),
@@ -69,7 +69,7 @@ pub fn program(engine: Engine) -> PathBuf {
     }
 }
 
-/// Where another hypervisor's program is on this host: where somebody said, or where programs are.
+/// The path of another hypervisor's program on this host: the configured one, or one in PATH.
 pub fn other(engine: Engine, named: Option<&Path>) -> Result<PathBuf, VmError> {
     match named {
         Some(path) if path.is_file() => Ok(path.to_owned()),
@@ -78,9 +78,9 @@ pub fn other(engine: Engine, named: Option<&Path>) -> Result<PathBuf, VmError> {
 }
 
 impl MicrovmInstall {
-    /// The root of another hypervisor, made of its program where that was not done.
+    /// The root of another hypervisor, built if it does not exist.
     pub fn other_engine(&self, engine: Engine, program: &Path) -> Result<PathBuf, VmError> {
-        let found = fs::metadata(program).step("look at the hypervisor")?;
+        let found = fs::metadata(program).step("read the hypervisor's metadata")?;
         let mark = format!("{LAYOUT}-{}-{}-{}", found.len(), found.mtime(), found.ino());
         let name = format!("engine-{engine}-{}", &proto::event::hex(&Sha256::digest(&mark))[..16]);
         self.whole_dir(&name, |root| build_other(root, engine, program))?;
@@ -93,10 +93,10 @@ fn build_other(root: &Path, engine: Engine, program: &Path) -> Result<(), VmErro
     put_with_libraries(program, &self::program(engine), root)
 }
 
-/// Puts a program, and what its loader would load, into a root.
+/// Copies a program and its shared libraries into a root.
 pub(super) fn put_with_libraries(program: &Path, inside: &Path, root: &Path) -> Result<(), VmError> {
     put(program, &root.join(inside.strip_prefix("/").unwrap_or(inside)))?;
-    // One that was linked whole has none.
+    // A statically linked program has none.
     for file in libraries(program).unwrap_or_default() {
         put(&file, &root.join(file.strip_prefix("/").unwrap_or(&file)))?;
     }
@@ -105,12 +105,12 @@ pub(super) fn put_with_libraries(program: &Path, inside: &Path, root: &Path) -> 
 
 fn places(root: &Path) -> Result<(), VmError> {
     for dir in DIRS {
-        fs::create_dir_all(root.join(dir)).step("make the hypervisor's root")?;
+        fs::create_dir_all(root.join(dir)).step("build the hypervisor's root")?;
     }
-    // What a machine is shown is mounted on files that are there: its ids can make none in a root that is nobody's.
+    // Disks and images are mounted over existing files: the microVM's ids cannot create files in this root.
     let images = (0..images::IMAGES_MAX).map(|index| format!("disks/image{index}"));
     for place in PLACES.iter().map(|place| (*place).to_owned()).chain(images) {
-        fs::write(root.join(place), "").step("make the hypervisor's root")?;
+        fs::write(root.join(place), "").step("build the hypervisor's root")?;
     }
     Ok(())
 }
@@ -120,7 +120,7 @@ fn put(from: &Path, to: &Path) -> Result<(), VmError> {
     made.and_then(|()| fs::copy(from, to).map(drop)).step("copy the hypervisor")
 }
 
-/// What the dynamic loader would load, and the loader itself.
+/// The shared libraries that the dynamic loader would load, and the loader itself.
 pub(super) fn libraries(program: &Path) -> Result<Vec<PathBuf>, VmError> {
     let told = run(Command::new("ldd").arg(program), "ldd")?;
     let text = String::from_utf8_lossy(&told).into_owned();

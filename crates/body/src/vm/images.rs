@@ -1,4 +1,5 @@
-//! Read-only images: one for each layer of a template, one for each state of this host. Made once, shared by all machines.
+//! Read-only images: one for each layer of a template, and a few for this host. Created once, shared by all
+//! microVMs.
 
 use std::{
     fs::{self, File},
@@ -22,9 +23,9 @@ use crate::{
     root::LowerLayer,
 };
 
-/// Most images of one machine: it has so many devices beside its disk and its line.
+/// The largest number of images of one microVM: so many devices remain besides its disk and its host channel.
 pub const IMAGES_MAX: usize = 20;
-/// How the names of images with several layers begin.
+/// Prefix of the names of images with several layers.
 pub const PACKS: &str = "pack-";
 /// Prefix of the names of images with one layer.
 pub const LAYERS: &str = "layer-";
@@ -32,14 +33,14 @@ pub const LAYERS: &str = "layer-";
 pub const SNAPSHOTS: &str = "snapshot-";
 /// Number of images that this host's own programs and settings make.
 pub const HOST_IMAGES: usize = PARTS.len();
-/// Images of states that this host was in, beyond the newest.
+/// Images of earlier states of this host that are kept.
 const OLD_HOSTS_MAX: usize = 1;
 
-/// A part of this host: its settings change often and are small, its programs seldom and are large.
+/// A part of this host: its settings change often and are small, its programs change seldom and are large.
 struct HostPart {
     name: &'static str,
     holds: fn(&str) -> bool,
-    /// Places whose change shows that the part changed.
+    /// Paths whose change shows that the part changed.
     signs: &'static [&'static str],
 }
 
@@ -66,7 +67,8 @@ const PARTS: [HostPart; 2] = [
     },
 ];
 
-/// The images of layers, nearest first: one for each where there is room for so many, otherwise some hold several.
+/// The images of layers, nearest first: one for each layer if there are enough devices, otherwise some images
+/// hold several.
 pub fn of_layers(
     programs: &Programs,
     images: &Path,
@@ -88,7 +90,7 @@ fn of_group(programs: &Programs, images: &Path, group: &[(&str, &LowerLayer)]) -
         }
     };
     if path.exists() {
-        // Which of those that hold several are of use is told by when they were used.
+        // The modification time of an image with several layers shows when it was last used.
         let _ = File::open(&path).and_then(|file| file.set_modified(std::time::SystemTime::now()));
         return Ok(path);
     }
@@ -97,8 +99,8 @@ fn of_group(programs: &Programs, images: &Path, group: &[(&str, &LowerLayer)]) -
     Ok(path)
 }
 
-/// Which layers share an image. They are counted from the one farthest down, so that a layer on top of them changes
-/// nothing below; an image is read under one set of ids. None where they do not fit.
+/// Groups layers that share an image. Grouping begins at the lowest layer, so that a layer on top changes no
+/// group below; all layers of an image have the same ids. None if they do not fit.
 fn groups(layers: &[(&str, &LowerLayer)], room: usize) -> Option<Vec<std::ops::Range<usize>>> {
     let of_size = |size: usize| {
         let mut groups = Vec::new();
@@ -116,7 +118,7 @@ fn groups(layers: &[(&str, &LowerLayer)], room: usize) -> Option<Vec<std::ops::R
     (layers.len() <= LAYERS_MAX).then(|| (1..=layers.len().max(1)).find(fits).map(of_size)).flatten()
 }
 
-/// The images of this host as it is now, nearest first.
+/// The images of this host's current state, nearest first.
 pub fn of_host(programs: &Programs, images: &Path) -> Result<Vec<PathBuf>, VmError> {
     PARTS.iter().map(|part| of_part(programs, images, part)).collect()
 }
@@ -131,7 +133,7 @@ fn of_part(programs: &Programs, images: &Path, part: &HostPart) -> Result<PathBu
         return Ok(path);
     }
     let (areas, links) = HostRoot::inspect(RootInside::Possible).names_and_links();
-    // What stands in another area comes with it.
+    // A directory inside another area comes with that area.
     let areas: Vec<String> = areas
         .iter()
         .filter(|area| !area.contains('/') && (part.holds)(area))
@@ -145,18 +147,18 @@ fn of_part(programs: &Programs, images: &Path, part: &HostPart) -> Result<PathBu
     Ok(path)
 }
 
-/// Whether the images of this host as it is now are there.
+/// Whether the images of this host's current state exist.
 pub fn host_is_made(images: &Path) -> bool {
     PARTS.iter().all(|part| images.join(part.file()).exists())
 }
 
-/// Whether an image of that name is of this host as it is now.
+/// Whether the image of that name is of this host's current state.
 pub fn is_current(name: &str) -> bool {
     PARTS.iter().any(|part| part.file() == name)
 }
 
 impl HostPart {
-    /// A name that tells one state of the part from another, without reading its files.
+    /// A file name that changes with the part, computed without reading its files.
     fn file(&self) -> String {
         let mut hash = Sha256::new();
         for place in self.signs {
@@ -171,9 +173,9 @@ impl HostPart {
     }
 }
 
-/// One at a time: an image of a whole host takes a minute, and the second waits for the first.
+/// Takes a lock: an image of a whole host takes a minute, and a second process waits for the first.
 fn turn(images: &Path) -> Result<File, VmError> {
-    fs::create_dir_all(images).step("make a directory for images")?;
+    fs::create_dir_all(images).step("create a directory for images")?;
     let lock = File::create(images.join("lock")).step("lock the images")?;
     rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).step("lock the images")?;
     Ok(lock)
@@ -189,7 +191,7 @@ fn drop_old(images: &Path, part: &HostPart, newest: &Path) {
         .filter_map(|entry| Some((entry.metadata().ok()?.modified().ok()?, entry.path())))
         .collect();
     old.sort();
-    // Machines that run from one keep it, though not its name.
+    // Running microVMs keep a deleted image open.
     for (_, path) in old.iter().rev().skip(OLD_HOSTS_MAX) {
         let _ = fs::remove_file(path);
     }
@@ -198,20 +200,21 @@ fn drop_old(images: &Path, part: &HostPart, newest: &Path) {
 fn make(programs: &Programs, path: &Path, ids: Ids, source: ImageSource) -> Result<(), VmError> {
     let program = find_tool("mkfs.erofs")?;
     let dir = path.parent().unwrap_or(Path::new("/"));
-    fs::create_dir_all(dir).step("make a directory for images")?;
+    fs::create_dir_all(dir).step("create a directory for images")?;
     let part = path.with_extension(format!("part{}", std::process::id()));
     let made = (|| {
-        let file = File::create(&part).step("make an image")?;
+        let file = File::create(&part).step("create an image")?;
         let owner = ids.user_outside(0).zip(ids.group_outside(0));
         if let (true, Some((user, group))) = (sys::caps::is_host_root(), owner) {
-            std::os::unix::fs::fchown(&file, Some(user), Some(group)).step("make an image")?;
+            std::os::unix::fs::fchown(&file, Some(user), Some(group)).step("create an image")?;
         }
         let order = ImageOrder { ids, source, out: part.clone(), program };
         write(programs, &order)?;
         if sys::caps::is_host_root() {
-            std::os::unix::fs::fchown(&file, Some(0), Some(0)).step("close an image")?;
+            std::os::unix::fs::fchown(&file, Some(0), Some(0)).step("make an image read-only")?;
         }
-        file.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o444)).step("close an image")?;
+        file.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o444))
+            .step("make an image read-only")?;
         fs::rename(&part, path).step("put an image in place")
     })();
     if made.is_err() {
@@ -221,7 +224,10 @@ fn make(programs: &Programs, path: &Path, ids: Ids, source: ImageSource) -> Resu
 }
 
 fn write(programs: &Programs, order: &ImageOrder) -> Result<(), VmError> {
-    let line = serde_json::to_string(order).map_err(std::io::Error::from).step("write the order")? + "\n";
+    let line = serde_json::to_string(order)
+        .map_err(std::io::Error::from)
+        .step("encode the task of the image helper")?
+        + "\n";
     match helper::run(Command::new(&programs.launch).arg("image"), line.as_bytes()) {
         Err(HelperError::Failed(said)) => {
             let tail = said.len().saturating_sub(600);
@@ -230,7 +236,7 @@ fn write(programs: &Programs, order: &ImageOrder) -> Result<(), VmError> {
                 said: proto::text::visible_bytes(said[tail..].trim_ascii()),
             })
         }
-        Err(HelperError::Io(error)) => Err(error).step("run the maker of images"),
+        Err(HelperError::Io(error)) => Err(error).step("run the image helper"),
         Ok(()) => Ok(()),
     }
 }

@@ -1,4 +1,5 @@
-//! Firecracker's jailer, and what it executes: a root with both programs, and what a machine is told of it.
+//! Firecracker's jailer: a root with the jailer and the program that it executes, and its configuration for a
+//! microVM.
 
 use std::{
     fs,
@@ -12,39 +13,40 @@ use sha2::{Digest, Sha256};
 use super::{MicrovmInstall, VmError, VmStepExt, find_tool, hypervisor_root};
 use crate::programs::Programs;
 
-/// What it is called.
+/// The name of the program.
 pub const JAILER: &str = "jailer";
-/// How the names of its roots begin.
+/// Prefix of the names of its roots.
 pub const PREFIX: &str = "jail-";
-/// What it says of its version, in its root.
+/// The file in its root with the jailer's version.
 const VERSION_FILE: &str = "version";
 const VERSION_LEN_MAX: u64 = 200;
-/// What a jail holds besides the programs that are copied into it.
+/// Space in a jail besides the programs that are copied into it.
 const SLACK_BYTES: u64 = 4 << 20;
-/// Grows when the root is laid out anew.
+/// Increased when the layout of the root changes.
 const LAYOUT: u32 = 1;
 
-/// The jailer of a machine.
+/// The jailer of a microVM.
 #[derive(Debug, Clone)]
 pub enum JailSetup {
-    /// It is used.
+    /// The jailer is used.
     Used {
         /// Its root.
         root: PathBuf,
-        /// What it says of its version.
+        /// The version that it reports.
         version: String,
         /// Memory that a jail takes.
         bytes: u64,
     },
-    /// It is not, because of this.
+    /// The jailer is not used.
     Absent {
-        /// Why.
+        /// The reason.
         why: String,
     },
 }
 
 impl JailSetup {
-    /// As a launcher is told; `threads` bounds the group that the jailer makes, where it may make one.
+    /// The jailer's part of the launch plan; `threads` limits the cgroup that the jailer creates, where it
+    /// may create one.
     pub fn plan(&self, threads: Option<u32>) -> JailerPlan {
         match self {
             Self::Used { version, bytes, .. } => {
@@ -54,7 +56,7 @@ impl JailSetup {
         }
     }
 
-    /// Its root, where it is used.
+    /// Its root, if it is used.
     pub fn root(&self) -> Option<&Path> {
         match self {
             Self::Used { root, .. } => Some(root),
@@ -63,7 +65,8 @@ impl JailSetup {
     }
 }
 
-/// Where it is on this host: beside Firecracker, under the name that releases give it there, or where programs are.
+/// The path of the jailer on this host: next to Firecracker, under the name that releases give it there, or
+/// in PATH.
 pub fn find(firecracker: &Path) -> Option<PathBuf> {
     let name = firecracker.file_name().and_then(|name| name.to_str());
     let alike = name.and_then(|name| name.strip_prefix(JAILED)).map(|rest| format!("{JAILER}{rest}"));
@@ -72,21 +75,22 @@ pub fn find(firecracker: &Path) -> Option<PathBuf> {
     beside.next().or_else(|| find_tool(JAILER).ok())
 }
 
-/// Whether it was linked whole. It leaves the root in which libraries would be found before it has done its work.
+/// Whether the jailer is statically linked. It leaves the root with its libraries before it has done its
+/// work.
 pub fn is_whole(jailer: &Path) -> bool {
     hypervisor_root::libraries(jailer).unwrap_or_default().is_empty()
 }
 
 impl MicrovmInstall {
-    /// Where its root is or will be: named by the states of both programs.
+    /// The path of its root, named by the states of both programs.
     pub fn jail(&self, jailer: &Path, programs: &Programs) -> Result<PathBuf, VmError> {
-        let found = fs::metadata(jailer).step("look at the jailer")?;
+        let found = fs::metadata(jailer).step("read the jailer's metadata")?;
         let launch = programs.launch.file_name().unwrap_or_default().to_string_lossy();
         let mark = format!("{LAYOUT}-{}-{}-{}-{launch}", found.len(), found.mtime(), found.ino());
         Ok(self.dir().join(format!("{PREFIX}{}", &proto::event::hex(&Sha256::digest(&mark))[..16])))
     }
 
-    /// Puts its root together.
+    /// Builds its root.
     pub fn make_jail(
         &self,
         place: &Path,
@@ -106,11 +110,11 @@ impl MicrovmInstall {
     }
 }
 
-/// The jailer whose root was put together there, for this Firecracker.
+/// The jailer in a root that was built for this Firecracker.
 pub fn of(place: PathBuf, firecracker: &Path) -> Result<JailSetup, VmError> {
     let version =
-        sys::fd::read_small(&place.join(VERSION_FILE), VERSION_LEN_MAX).step("look at the jailer")?;
-    let len = |path: &Path| fs::metadata(path).map(|found| found.len()).step("look at the jailer");
+        sys::fd::read_small(&place.join(VERSION_FILE), VERSION_LEN_MAX).step("read the jailer's version")?;
+    let len = |path: &Path| fs::metadata(path).map(|found| found.len()).step("read the jailer's metadata");
     let bytes = len(firecracker)? + len(&place.join(JAILED))? + SLACK_BYTES;
     Ok(JailSetup::Used { root: place, version, bytes })
 }

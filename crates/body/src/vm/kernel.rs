@@ -1,7 +1,7 @@
-//! The kernel of machines: Debian's for clouds, or one that the user brings.
+//! The kernel of microVMs: Debian's cloud kernel, or one that the user provides.
 //!
-//! A kernel in its packed form unpacks itself at every boot, which takes an emulated machine a third of a second; so it
-//! is unpacked once, here.
+//! A compressed kernel decompresses itself at every boot, which takes an emulated microVM a third of a
+//! second; so it is decompressed once, here.
 
 use std::{
     fs,
@@ -12,32 +12,32 @@ use std::{
 
 use super::{VmError, VmStepExt, run};
 
-/// The package that names the newest kernel of the release.
+/// The package that depends on the newest kernel of the release.
 const PACKAGE: &str = "linux-image-cloud-amd64";
-/// The names of packages that name the newest kernel of one series.
+/// The names of packages that depend on the newest kernel of one series.
 const SERIES: &str = "^linux-image-[0-9.]+-cloud-amd64$";
 const KERNEL_LEN_MAX: u64 = 256 << 20;
 const ELF: &[u8] = b"\x7fELF";
 
-/// A kernel that was found.
+/// The files of a kernel.
 #[derive(Debug)]
 pub struct KernelFiles {
-    /// The kernel, packed or not.
+    /// The kernel image, compressed or not.
     pub kernel: PathBuf,
-    /// Where its modules are: a directory such as `/lib/modules/VERSION`.
+    /// The directory of its modules, such as `/lib/modules/VERSION`.
     pub modules: Option<PathBuf>,
-    /// Where it comes from, in words.
+    /// A description of its origin.
     pub source: String,
 }
 
-/// The kernel packages that the archive offers: those that Debian's package for clouds names, newest first, then those of
-/// other series, such as backports.
+/// The kernel packages that the archive offers: those that Debian's cloud package depends on, newest first,
+/// then those of other series, such as backports.
 pub fn packages(say: &dyn Fn(&str)) -> Result<Vec<String>, VmError> {
     let apt = super::find_tool("apt-get")?;
     say("asking for kernel packages");
     let ask = || run(Command::new("apt-cache").args(["show", PACKAGE]), "apt-cache");
     let about = match ask() {
-        // A fresh host may never have fetched the lists of its archives.
+        // A new host may never have fetched its package lists.
         Err(_) if sys::caps::is_host_root() => {
             say("fetching the lists of packages");
             run(Command::new(&apt).args(["update", "-qq"]), "apt-get update")?;
@@ -59,18 +59,18 @@ pub fn packages(say: &dyn Fn(&str)) -> Result<Vec<String>, VmError> {
         }
     }
     if offered.is_empty() {
-        return Err(VmError::Kernel(format!("the package {PACKAGE} names no kernel")));
+        return Err(VmError::Kernel(format!("the package {PACKAGE} depends on no kernel")));
     }
     Ok(offered)
 }
 
-/// The kernels that these descriptions of packages depend on.
+/// The kernel packages in these `Depends` fields.
 fn named_kernels(about: &str) -> Vec<String> {
     let depends = about.lines().filter_map(|line| line.strip_prefix("Depends:"));
     depends.filter_map(|depends| Some(depends.split_whitespace().next()?.to_owned())).collect()
 }
 
-/// Fetches a kernel package into a directory. Nothing is installed: the package is only unpacked.
+/// Downloads a kernel package into a directory and unpacks it there; it is not installed.
 pub fn fetch(package: &str, into: &Path, say: &dyn Fn(&str)) -> Result<KernelFiles, VmError> {
     let apt = super::find_tool("apt-get")?;
     let field = |text: &str, name: &str| {
@@ -82,18 +82,16 @@ pub fn fetch(package: &str, into: &Path, say: &dyn Fn(&str)) -> Result<KernelFil
         "apt-get download",
     )?;
     let file = fs::read_dir(into)
-        .step("look at what was fetched")?
+        .step("list the downloaded files")?
         .flatten()
         .map(|entry| entry.path())
         .find(|path| path.extension().is_some_and(|end| end == "deb"));
-    let file = file.ok_or_else(|| VmError::Kernel("apt-get fetched nothing".into()))?;
+    let file = file.ok_or_else(|| VmError::Kernel("apt-get downloaded nothing".into()))?;
     let wanted = run(Command::new("apt-cache").args(["show", "--no-all-versions", package]), "apt-cache")?;
     let wanted = field(&String::from_utf8_lossy(&wanted), "SHA256:").unwrap_or_default();
     let summed = run(Command::new("sha256sum").arg(&file), "sha256sum")?;
     if wanted.len() != 64 || !summed.starts_with(wanted.as_bytes()) {
-        return Err(VmError::Kernel(format!(
-            "{package} is not what its archive says it is: the checksum differs"
-        )));
+        return Err(VmError::Kernel(format!("the checksum of {package} does not match its archive's index")));
     }
     say("unpacking it");
     let tree = into.join("tree");
@@ -105,12 +103,12 @@ pub fn fetch(package: &str, into: &Path, say: &dyn Fn(&str)) -> Result<KernelFil
             .find(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(begins)))
     };
     let kernel = first(tree.join("boot"), "vmlinuz")
-        .ok_or_else(|| VmError::Kernel(format!("{package} has no kernel in it")))?;
+        .ok_or_else(|| VmError::Kernel(format!("{package} contains no kernel")))?;
     let modules = first(tree.join("lib/modules"), "").or_else(|| first(tree.join("usr/lib/modules"), ""));
     Ok(KernelFiles { kernel, modules, source: package.to_owned() })
 }
 
-/// The kernel as it is run: unpacked where its packing is known.
+/// The kernel as it is booted: decompressed, if its compression is known.
 pub fn unpack(path: &Path) -> Result<Vec<u8>, VmError> {
     let mut bytes = Vec::new();
     fs::File::open(path)
@@ -126,7 +124,7 @@ pub fn unpack(path: &Path) -> Result<Vec<u8>, VmError> {
     };
     if bytes.get(0x202..0x206) != Some(b"HdrS") {
         return Err(VmError::Kernel(format!(
-            "{} is no Linux kernel for this processor",
+            "{} is not a Linux kernel for x86-64",
             path.file_name().unwrap_or_default().to_string_lossy()
         )));
     }
@@ -136,7 +134,7 @@ pub fn unpack(path: &Path) -> Result<Vec<u8>, VmError> {
     };
     let from = (sectors + 1) * 512 + number(0x248, 4);
     let payload = bytes.get(from..from.saturating_add(number(0x24c, 4))).unwrap_or_default();
-    // One that is packed in another way unpacks itself when it is started.
+    // A kernel with another compression decompresses itself when it boots.
     Ok(unpacked(payload).filter(|kernel| kernel.starts_with(ELF)).unwrap_or(bytes))
 }
 
@@ -152,7 +150,8 @@ fn unpacked(payload: &[u8]) -> Option<Vec<u8>> {
     }
 }
 
-/// The old form of LZ4: blocks of at most 8 MiB, each behind its length; what follows the last is a length of its own.
+/// Decompresses the legacy LZ4 format: blocks of at most 8 MiB, each after its length; the kernel's own
+/// length follows the last block.
 fn lz4(mut blocks: &[u8]) -> Option<Vec<u8>> {
     const BLOCK_LEN_MAX: usize = 8 << 20;
     let mut kernel = Vec::new();

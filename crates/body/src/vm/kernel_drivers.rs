@@ -1,15 +1,17 @@
 //! The drivers that a microVM needs, and the modules of its kernel that hold them, in an order in which they load.
 //!
-//! [`DRIVERS`] says what is wanted; the kernel's own files say the rest. `modules.builtin` names the drivers that need no
-//! module. `modules.dep` says what each module depends on, where `depmod` wrote one: it does so when a kernel is
-//! installed. A kernel's package has none (Debian runs `depmod` after it has unpacked the package), and a host need not
-//! have `depmod`. Then the field `depends=` in the section `.modinfo` of each module says it: the kernel's build writes
-//! that field into every module. `depmod` and the build find dependencies in the same way, by the symbols that modules use.
-//! Only `.modinfo` names the modules that another one asks for while it loads (`softdep=`), such as those of a checksum;
-//! they are loaded before it, because the guest has no `modprobe` that could answer.
+//! [`DRIVERS`] lists the drivers; the kernel's own files give the rest. `modules.builtin` lists the drivers
+//! that need no module. `modules.dep` lists the dependencies of each module, where `depmod` wrote it: that
+//! happens when a kernel is installed. A kernel package has none (Debian runs `depmod` after it has unpacked
+//! the package), and a host need not have `depmod`. Then the field `depends=` in the section `.modinfo` of
+//! each module gives its dependencies: the kernel's build writes that field into every module. `depmod` and
+//! the build find dependencies in the same way, by the symbols that modules use. Only `.modinfo` names the
+//! modules that another one requests while it loads (`softdep=`), such as those of a checksum; the guest
+//! loads them before it, because it has no `modprobe` that could answer the request.
 //!
-//! Invariant: in a load order each module stands once, behind all modules that it depends on.
-//! Invariant: a driver without which no microVM boots, and which is neither built in nor a module, is an error that names it.
+//! Invariant: a load order contains each module once, after all modules that it depends on.
+//! Invariant: a driver that every microVM needs to boot, and that is neither built in nor a module, is an
+//! error that names it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,7 +26,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{VmError, VmStepExt, find_tool, run};
 
-/// A driver that some microVM needs.
+/// A driver that some microVMs need.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KernelDriver {
     /// Its name, with `_` where file names may have `-`.
@@ -38,22 +40,22 @@ pub struct KernelDriver {
 /// Which microVMs load a driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DriverSet {
-    /// Every one.
+    /// All microVMs.
     Base,
-    /// Those under another hypervisor than QEMU.
+    /// MicroVMs under another hypervisor than QEMU.
     Bus,
-    /// Those that see a directory of the host live.
+    /// MicroVMs with a shared directory of the host.
     Share,
 }
 
 /// Which microVMs cannot run without a driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Need {
-    /// Every one: a kernel without it is refused.
+    /// All microVMs: a kernel without it is refused.
     Boot,
-    /// Those that load it, under this hypervisor, or under each where none is named.
+    /// MicroVMs that load it, under this hypervisor, or under any if none is named.
     Engine(Option<Engine>),
-    /// None: they do without what it does.
+    /// None: microVMs run without it.
     Nothing,
 }
 
@@ -61,7 +63,7 @@ const fn driver(name: &'static str, set: DriverSet, need: Need) -> KernelDriver 
     KernelDriver { name, set, need }
 }
 
-/// Every driver that is looked for in a kernel.
+/// All drivers that microVMs may need.
 pub const DRIVERS: &[KernelDriver] = &[
     driver("virtio_mmio", DriverSet::Base, Need::Boot),
     driver("virtio_blk", DriverSet::Base, Need::Boot),
@@ -77,27 +79,28 @@ pub const DRIVERS: &[KernelDriver] = &[
     driver("virtiofs", DriverSet::Share, Need::Engine(None)),
 ];
 
-/// What was found in a kernel: `drivers.json` beside it.
+/// The result of the search in a kernel: `drivers.json` in its directory.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DriverRecord {
-    /// The drivers that were looked for.
+    /// The drivers that were searched for.
     pub wanted: Vec<String>,
-    /// Those that the kernel has neither built in nor as a module.
+    /// The drivers that the kernel has neither built in nor as a module.
     pub lacking: Vec<String>,
 }
 
 impl DriverRecord {
-    /// A record of a search for all of [`DRIVERS`].
+    /// The record of a search for all of [`DRIVERS`].
     pub fn new(lacking: Vec<String>) -> Self {
         Self { wanted: DRIVERS.iter().map(|driver| driver.name.to_owned()).collect(), lacking }
     }
 
-    /// Whether everything was looked for that this version looks for.
+    /// Whether the search covered all drivers of this version.
     pub fn is_current(&self) -> bool {
         self.wanted == Self::new(Vec::new()).wanted
     }
 
-    /// A driver that the kernel lacks and that a microVM under this hypervisor, with these sets, cannot run without.
+    /// A driver that the kernel lacks and that a microVM under this hypervisor, with these sets, cannot run
+    /// without.
     pub fn missing_for(&self, engine: Engine, sets: &[DriverSet]) -> Option<&'static str> {
         let needs = |driver: &&KernelDriver| match driver.need {
             Need::Boot => true,
@@ -109,14 +112,14 @@ impl DriverRecord {
     }
 }
 
-/// A module that is to be loaded.
+/// A module to load.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Module {
     /// Its name.
     pub name: String,
-    /// The module itself, unpacked.
+    /// The module itself, decompressed.
     pub bytes: Vec<u8>,
-    /// Whether a microVM cannot boot where the kernel refuses it.
+    /// Whether a microVM cannot boot if the kernel refuses the module.
     pub required: bool,
 }
 
@@ -139,16 +142,16 @@ pub struct ModuleTree {
     dir: PathBuf,
     /// Each module's file, by the module's name.
     files: BTreeMap<String, PathBuf>,
-    /// Drivers that the kernel has built in, where it says so.
+    /// Drivers that are built into the kernel, where it lists them.
     builtin: Option<BTreeSet<String>>,
-    /// Other names of those.
+    /// Aliases of those.
     builtin_aliases: BTreeSet<String>,
-    /// What `modules.dep` says.
+    /// The contents of `modules.dep`.
     dependencies: Option<BTreeMap<String, Vec<String>>>,
 }
 
 impl ModuleTree {
-    /// Reads what is in a directory such as `/lib/modules/VERSION`.
+    /// Reads a directory such as `/lib/modules/VERSION`.
     pub fn read(dir: &Path) -> Result<Self, VmError> {
         let mut files = BTreeMap::new();
         find_modules(dir, 0, &mut files);
@@ -181,7 +184,7 @@ impl ModuleTree {
         Ok(Self { dir: dir.to_owned(), files, builtin, builtin_aliases, dependencies })
     }
 
-    /// The modules of these drivers and of all that they depend on, without those that are loaded before.
+    /// The modules of these drivers and of all their dependencies, without those that are loaded before.
     pub fn load_order(&self, drivers: &[KernelDriver], before: &[Module]) -> Result<LoadOrder, VmError> {
         let done = before.iter().map(|module| module.name.clone()).collect();
         let mut walk = DependencyWalk { tree: self, done, under_way: Vec::new(), found: Vec::new() };
@@ -198,7 +201,7 @@ impl ModuleTree {
             .filter(|driver| driver.need == Need::Boot)
             .map(|driver| driver.name.to_owned())
             .collect();
-        // Those that depend on a module stand behind it.
+        // Modules come after those that they depend on.
         for found in walk.found.iter().rev() {
             if required.contains(&found.name) {
                 required.extend(found.needs.iter().cloned());
@@ -216,7 +219,8 @@ impl ModuleTree {
         self.builtin.as_ref().is_some_and(|builtin| builtin.contains(name))
     }
 
-    /// Modules that a soft dependency means: it may be another name of several modules, or of something built in.
+    /// The modules that satisfy a soft dependency: it may be an alias of several modules, or of a built-in
+    /// driver.
     fn find_soft(&self, wanted: &str) -> Result<Vec<String>, VmError> {
         let wanted = plain(wanted);
         if self.is_builtin(&wanted) || self.builtin_aliases.contains(&wanted) {
@@ -225,7 +229,7 @@ impl ModuleTree {
         if self.files.contains_key(&wanted) {
             return Ok(vec![wanted]);
         }
-        // Modules of one algorithm have its name at the beginning of theirs: `crc32c_generic` for `crypto-crc32c`.
+        // Names of modules of one algorithm begin with its name: `crc32c_generic` for `crypto-crc32c`.
         let begins = wanted.strip_prefix("crypto_").unwrap_or(&wanted);
         let mut means = Vec::new();
         for (name, path) in self.files.iter().filter(|(name, _)| name.starts_with(begins)) {
@@ -238,7 +242,7 @@ impl ModuleTree {
     }
 }
 
-/// A module on its way into an order.
+/// A module that is being added to an order.
 struct FoundModule {
     name: String,
     bytes: Vec<u8>,
@@ -246,7 +250,7 @@ struct FoundModule {
     needs: Vec<String>,
 }
 
-/// A walk through what modules depend on, depth first.
+/// A depth-first walk through module dependencies.
 struct DependencyWalk<'a> {
     tree: &'a ModuleTree,
     done: BTreeSet<String>,
@@ -256,7 +260,7 @@ struct DependencyWalk<'a> {
 }
 
 impl DependencyWalk<'_> {
-    /// Adds a module behind everything that it depends on, unless it is there or built in.
+    /// Adds a module after all its dependencies, unless it is already there or built in.
     fn require(&mut self, name: &str) -> Result<(), VmError> {
         let tree = self.tree;
         if self.done.contains(name) || tree.is_builtin(name) {
@@ -286,7 +290,8 @@ impl DependencyWalk<'_> {
         self.add_soft(&soft_after)
     }
 
-    /// Adds a module as [`DependencyWalk::require`] does, or nothing where the kernel lacks something of it: then it is false.
+    /// Adds a module as [`DependencyWalk::require`] does; adds nothing and returns false if the kernel lacks
+    /// it or one of its dependencies.
     fn add(&mut self, name: &str) -> Result<bool, VmError> {
         let (reached, depth) = (self.found.len(), self.under_way.len());
         match self.require(name) {
@@ -301,7 +306,7 @@ impl DependencyWalk<'_> {
         }
     }
 
-    /// Adds what a module would rather have loaded. The module does without what is not there, or depends on it.
+    /// Adds the soft dependencies of a module. The module works without those that do not exist.
     fn add_soft(&mut self, wanted: &[String]) -> Result<(), VmError> {
         for wanted in wanted {
             for module in self.tree.find_soft(wanted)? {
@@ -313,7 +318,7 @@ impl DependencyWalk<'_> {
 
     fn report_missing(&self, name: &str) -> Result<(), VmError> {
         if self.under_way.is_empty() && self.tree.builtin.is_none() {
-            // The kernel does not say what it has built in; whether it boots is found out by booting it.
+            // The kernel does not list its built-in drivers; only a boot shows whether it has this one.
             return Ok(());
         }
         let needed_by =
@@ -362,7 +367,7 @@ fn read_bounded(path: &Path, len_max: u64) -> std::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// A module, unpacked.
+/// Reads and decompresses a module.
 fn read_module(path: &Path) -> Result<Vec<u8>, VmError> {
     let step = || format!("read the module {}", path.display());
     let packing = path.extension().and_then(|end| end.to_str());
@@ -381,7 +386,7 @@ fn read_module(path: &Path) -> Result<Vec<u8>, VmError> {
     Ok(bytes)
 }
 
-/// What a module would rather have loaded before and after itself: `softdep=pre: crc32c post: x y`.
+/// The soft dependencies of a module, to load before and after it: `softdep=pre: crc32c post: x y`.
 fn soft_dependencies(module: &[u8]) -> (Vec<String>, Vec<String>) {
     let (mut before, mut after) = (Vec::new(), Vec::new());
     for field in fields(module, "softdep") {
@@ -398,7 +403,7 @@ fn soft_dependencies(module: &[u8]) -> (Vec<String>, Vec<String>) {
     (before, after)
 }
 
-/// The values of a field in a module's section `.modinfo`; none where it is no module.
+/// The values of a field in a module's section `.modinfo`; none if the file is not a module.
 fn fields(module: &[u8], field: &str) -> Vec<String> {
     let info = section(module, b".modinfo").unwrap_or_default();
     let texts = info.split(|byte| *byte == 0).filter_map(|text| std::str::from_utf8(text).ok());
@@ -408,7 +413,7 @@ fn fields(module: &[u8], field: &str) -> Vec<String> {
         .collect()
 }
 
-/// A section of an ELF file of 64 bits, little end first.
+/// A section of a 64-bit little-endian ELF file.
 fn section<'a>(file: &'a [u8], wanted: &[u8]) -> Option<&'a [u8]> {
     const HEADER_LEN: usize = 64;
     let number = |at: usize, len: usize| -> Option<usize> {
@@ -438,7 +443,7 @@ mod tests {
 
     use super::*;
 
-    /// A directory of modules, gone when it is dropped.
+    /// A directory of modules, removed when it is dropped.
     struct TestTree(PathBuf);
 
     impl TestTree {
@@ -476,7 +481,7 @@ mod tests {
         order.modules.iter().map(|module| module.name.as_str()).collect()
     }
 
-    /// A module with nothing but these fields: three sections, of which the second is `.modinfo`.
+    /// A module with only these fields: three sections, of which the second is `.modinfo`.
     fn module(info: &[&str]) -> Vec<u8> {
         let info: Vec<u8> = info.iter().flat_map(|field| field.bytes().chain([0])).collect();
         let names = b"\0.modinfo\0.shstrtab\0";
@@ -522,7 +527,7 @@ mod tests {
         let required: Vec<bool> = order.modules.iter().map(|module| module.required).collect();
         assert_eq!(required, [true, true, true, false], "what a needed driver depends on is needed");
         assert_eq!(order.lacking, Vec::<String>::new());
-        // The other way round, as another build of the kernel has it.
+        // The reverse order, as in another build of the kernel.
         let other = String::from_utf8(files[6].1.to_vec())
             .unwrap()
             .replace("kernel/virtio_ring.ko:\n", "kernel/virtio_ring.ko: kernel/virtio.ko\n")
@@ -611,7 +616,7 @@ mod tests {
     fn a_file_that_is_cut_short_has_no_fields() {
         let whole = module(&["depends=virtio"]);
         assert_eq!(fields(&whole, "depends"), ["virtio"]);
-        // The end of the last header says nothing that is looked at.
+        // The last bytes of the last section header are not read.
         for len in 0..whole.len() - 24 {
             assert!(fields(&whole[..len], "depends").is_empty(), "{len}");
         }

@@ -1,6 +1,8 @@
-//! What a machine uses and what is on its console, asked of who minds it over the socket in its directory.
+//! Metrics and console output of a microVM: asks its VMM process over the control socket in the Body's
+//! directory.
 //!
-//! Trust: the answer comes from behind the walls. It is one line with a length and a deadline, parsed into a `proto` type.
+//! Trust: the reply comes from a process inside the sandbox boundary. It is one line with a length limit and
+//! a deadline, parsed into a `proto` type.
 
 use std::{
     io::{self, Write},
@@ -13,10 +15,10 @@ use proto::vm::{CONSOLE, ControlReply, MEASURE, VmMetrics};
 use super::freeze::{connect_control, read_reply};
 
 const ANSWER_LEN_MAX: usize = 64 << 10;
-/// One that is busy with something else is not waited for.
+/// A VMM process that is busy is not waited for longer.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// Measures the machine of the Body in `body`.
+/// Measures the microVM of the Body in `body`.
 pub fn measure(body: &Path) -> io::Result<VmMetrics> {
     match ask(body, MEASURE)? {
         ControlReply::Measured { metrics } => Ok(metrics.bounded()),
@@ -24,7 +26,7 @@ pub fn measure(body: &Path) -> io::Result<VmMetrics> {
     }
 }
 
-/// The last lines on the console of the machine of the Body in `body`.
+/// The last lines on the console of the microVM of the Body in `body`.
 pub fn console(body: &Path) -> io::Result<Vec<String>> {
     match ask(body, CONSOLE)? {
         ControlReply::Console { lines } => Ok(lines.iter().map(|line| proto::text::visible(line)).collect()),

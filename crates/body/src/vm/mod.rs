@@ -1,22 +1,25 @@
-//! The microVM layer: a Body with a kernel of its own, under a hypervisor that stands inside the process layer's walls.
+//! The microVM layer: a Body with its own kernel, under a hypervisor that runs inside the sandbox of the
+//! process layer.
 //!
-//! Making, freezing and ending are the process layer's: the Body's first process minds a hypervisor instead of being
-//! the guest. What is added here are the parts of a machine: kernel, first file system, hypervisor, disks, memory.
+//! The process layer starts, freezes and ends these Bodies: the Body's first process is a VMM process that
+//! supervises a hypervisor, instead of the guest. This module adds the parts of a microVM: kernel, initramfs,
+//! hypervisor, disks, memory.
 //!
 //! ```text
-//! vm/setup.json        what is set up; written last
-//!    last-boot.json    the kernel that was last seen to boot
-//!    kernel-HASH/      vmlinux, modules/ in the order they are loaded, drivers.json
-//!    engine-HASH/      a root with the hypervisor and nothing else; engine-NAME-HASH/ for others than QEMU
-//!    share-HASH/       a root with the program that shares directories
-//!    jail-HASH/        a root with Firecracker's jailer and what it executes
-//!    initrd/           first file systems, one for each version of pal and kernel
+//! vm/setup.json        the current setup; written last
+//!    last-boot.json    the kernel that last booted
+//!    kernel-HASH/      vmlinux, modules/ in load order, drivers.json
+//!    engine-HASH/      a root with only the hypervisor; engine-NAME-HASH/ for others than QEMU
+//!    share-HASH/       a root with virtiofsd
+//!    jail-HASH/        a root with Firecracker's jailer and the program that it executes
+//!    initrd/           initramfs images, one for each version of pal and kernel
 //!    images/           read-only file systems, one for each layer of a template, one for each state of this host
 //!    uppers/           empty disks, one for each size and number of inodes
-//!    warm/KEY/         machines of a template that were frozen when their guest was ready
+//!    warm/KEY/         boot snapshots of templates, taken when their guest was ready
 //! ```
-//! Invariant: what stands in `vm/` under its final name is whole and never changes; it can be made again.
-//! Invariant: images are shared by all machines and writable by none: their mounts are read-only.
+//! Invariant: a file or directory in `vm/` with its final name is complete and never changes; it can be
+//! created again.
+//! Invariant: all microVMs share the images and none can write to them: their mounts are read-only.
 
 pub mod assign;
 pub mod cpio;
@@ -42,10 +45,10 @@ pub use setup::{HypervisorRecord, MicrovmInstall, SetupRecord};
 
 use std::io;
 
-/// Why a machine cannot be put together.
+/// Why a microVM cannot be created or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum VmError {
-    /// Nothing is set up.
+    /// MicroVMs are not set up.
     #[error("microVMs are not set up here")]
     NotSetUp,
     /// A tool is missing.
@@ -54,18 +57,18 @@ pub enum VmError {
     /// A tool failed.
     #[error("{tool} failed: {said}")]
     Tool {
-        /// Which.
+        /// The name of the tool.
         tool: String,
-        /// The end of what it said.
+        /// The end of its output.
         said: String,
     },
     /// A step failed.
     #[error("cannot {0}")]
     Io(String, #[source] io::Error),
-    /// What was given as a kernel is none.
+    /// The given kernel cannot be used.
     #[error("{0}")]
     Kernel(String),
-    /// The kernel that is set up lacks a driver that this machine needs.
+    /// The kernel of the setup lacks a driver that this microVM needs.
     #[error("the kernel {kernel} has no driver {driver}, which this microVM needs")]
     Driver {
         /// The kernel.
@@ -73,14 +76,14 @@ pub enum VmError {
         /// The driver.
         driver: &'static str,
     },
-    /// The machine could not be frozen.
-    #[error("the machine could not be frozen: {0}")]
+    /// The snapshot of the microVM failed.
+    #[error("cannot take a snapshot of the microVM: {0}")]
     Freeze(String),
-    /// The machine is not whose it was told to be.
-    #[error("the machine could not be given to somebody: {0}")]
+    /// The microVM did not accept its new identity.
+    #[error("cannot assign the pooled microVM to this Body: {0}")]
     Taken(String),
-    /// More layers than a machine can have devices.
-    #[error("the template has {0} layers, and a machine has room for {1}")]
+    /// There are more layers than devices for them.
+    #[error("the template has {0} layers, and a microVM can have at most {1}")]
     Layers(usize, usize),
 }
 
@@ -113,7 +116,7 @@ pub(crate) fn run(command: &mut std::process::Command, tool: &str) -> Result<Vec
 
 const TOOLS: [&str; 6] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
 
-/// Where a tool of this host is.
+/// The path of a tool on this host.
 pub fn find_tool(name: &'static str) -> Result<std::path::PathBuf, VmError> {
     let found = TOOLS.iter().map(|dir| std::path::Path::new(dir).join(name)).find(|path| path.is_file());
     found.ok_or(VmError::Missing(name))

@@ -1,4 +1,4 @@
-//! A machine as its launcher is told of it.
+//! The launch plan of a microVM.
 
 use std::{
     fs, io,
@@ -32,113 +32,113 @@ use crate::{
     root::{RootPlan, RootfsStack},
 };
 
-/// Longest file of certificates that fits into the setup of a guest.
+/// The longest file of certificates that fits into the setup of a guest.
 const CERTIFICATES_LEN_MAX: u64 = 768 << 10;
-/// What the hypervisor itself needs beside the machine's memory.
+/// Memory of the hypervisor itself, in addition to the microVM's memory.
 const OVERHEAD: u64 = 256 << 20;
-/// What it reserves and hardly fills, such as the stacks of threads that write to disks: counted where there are no
-/// groups, and only the reservation can be bounded.
+/// Address space that the hypervisor reserves and hardly uses, such as stacks of I/O threads; it counts where
+/// there are no cgroups, because then only the address space can be limited.
 const RESERVED: u64 = 1 << 30;
-/// Threads of the hypervisor and of who minds it.
+/// Threads of the hypervisor and the VMM process.
 const THREADS_MAX: u32 = 256;
-/// Threads of a jailed hypervisor besides those that are its machine's processors.
+/// Threads of a jailed hypervisor in addition to its virtual CPUs.
 const JAILED_THREADS: u32 = 16;
-/// The hypervisor's own root is memory, and holds a socket at most.
+/// The hypervisor's own root is in memory, and holds a socket at most.
 const ROOT_BYTES: u64 = 4 << 20;
 const ROOT_INODES: u64 = 256;
 const FILES_MAX: u64 = 4096;
-/// The least with which the kernel and its guest come up.
+/// The smallest memory with which the kernel and the guest start.
 pub const MEMORY_MIN: Size = Size::mib(128);
-/// Memory of a machine that asks for none.
+/// The default memory of a microVM.
 pub const MEMORY_DEFAULT: Size = Size::mib(512);
-/// CPUs of a machine that asks for none, where the host has them.
+/// The default number of CPUs of a microVM, if the host has them.
 pub const CPUS_DEFAULT: u32 = 2;
-/// Most processors of one machine.
+/// The largest number of CPUs of one microVM.
 const CPUS_MAX: u32 = 16;
-/// The disk of a machine that asks for none, where there is room for it.
+/// The default disk size of a microVM, if there is space for it.
 pub const DISK_DEFAULT: Size = Size(16 << 30);
-/// How long an emulated machine may take from its start to its guest.
+/// How long an emulated microVM may take from its start to its guest.
 const BOOT_MS_MAX: u64 = 30_000;
-/// And one that the processor runs.
+/// How long a microVM under KVM may take from its start to its guest.
 const KVM_BOOT_MS_MAX: u64 = 6_000;
-/// Its own door to the processor, and where it is seen: its name in a Body's directory, and the device.
+/// The Body's own KVM device node: its name in the Body's directory, its path inside, and its device numbers.
 const DOOR: (&str, &str, (u32, u32)) = ("kvm", KVM, (10, 232));
-/// Randomness that a jailer can give to Firecracker.
+/// The random device that a jailer can give to Firecracker.
 const RANDOM_DOOR: (&str, &str, (u32, u32)) = ("urandom", URANDOM, (1, 9));
-/// The name of the private disk in a Body's directory and in what was frozen.
+/// The name of the private disk in a Body's directory and in a snapshot.
 pub const UPPER_FILE: &str = "upper.img";
-/// The names of memory and the rest in what was frozen.
+/// The name of the memory file in a snapshot.
 pub const RAM_FILE: &str = "ram";
-/// Processors and devices.
+/// The name of the file with CPU and device state in a snapshot.
 pub const STATE_FILE: &str = "state";
-/// Where a hypervisor writes memory that its minder then takes over, in a Body's directory.
+/// The directory in a Body's directory where a hypervisor writes memory that the VMM process then takes over.
 const SCRATCH: &str = "scratch";
-/// Room for sockets, and for what is frozen of a machine besides its memory on its way out.
+/// Space for sockets, and for the CPU and device state while a snapshot is taken.
 const SHM_BYTES: u64 = 16 << 20;
 
-/// What a machine is made from.
+/// The parts of a microVM.
 #[derive(Debug, Clone)]
 pub struct VmParts {
     /// The hypervisor.
     pub hypervisor: Engine,
     /// Its root.
     pub engine: PathBuf,
-    /// What runs the machine.
+    /// The accelerator: KVM or emulation.
     pub accelerator: Accelerator,
     /// Read-only images, nearest first.
     pub images: Vec<PathBuf>,
-    /// What their layers are for.
+    /// The meaning of the layers in the images.
     pub layout: VmLayout,
-    /// The root of the program that shares directories of the host, where there are any.
+    /// The root of virtiofsd, if the microVM has shared directories.
     pub sharer: Option<PathBuf>,
-    /// Firecracker's jailer; none where the hypervisor is another.
+    /// Firecracker's jailer; none with another hypervisor.
     pub jail: Option<JailSetup>,
     /// An empty disk of the right size.
     pub empty: PathBuf,
-    /// How it begins.
+    /// How the microVM starts.
     pub start: VmStartMode,
 }
 
-/// How a machine begins.
+/// How a microVM starts.
 #[derive(Debug, Clone)]
 pub enum VmStartMode {
-    /// With its kernel, on the disk it has or on an empty one.
+    /// Boots its kernel, on its existing disk or on an empty one.
     Boot {
         /// The kernel.
         kernel: PathBuf,
-        /// Its first file system.
+        /// Its initramfs.
         initrd: PathBuf,
-        /// What it is told.
+        /// Its command line.
         cmdline: String,
-        /// A disk to begin with, instead of an empty one.
+        /// A disk to copy, instead of an empty one.
         disk: Option<PathBuf>,
     },
-    /// Where another one was frozen.
+    /// Restores a snapshot.
     Thaw(VmSnapshotRef),
 }
 
-/// A machine that was frozen.
+/// A snapshot of a microVM.
 #[derive(Debug, Clone)]
 pub struct VmSnapshotRef {
-    /// Holds its memory, its state and its disk.
+    /// The directory with its memory, state and disk.
     pub dir: PathBuf,
-    /// What its guest said before.
+    /// The guest's report before the snapshot.
     pub held: FreezeReport,
-    /// The generation of who is thawed from it.
+    /// The generation of the microVM that is restored from it.
     pub generation: u64,
 }
 
-/// Processors of a machine with these limits.
+/// The number of CPUs of a microVM with these limits.
 pub fn cpus(limits: &Limits) -> u32 {
     limits.cpu_milli.div_ceil(1000).clamp(1, CPUS_MAX)
 }
 
-/// Limits of the hypervisor's process, which holds the machine.
+/// The limits of the hypervisor's process, which contains the microVM.
 fn around(limits: &Limits) -> Limits {
     Limits { memory: Size(limits.memory.0.saturating_add(OVERHEAD)), pids: THREADS_MAX, ..limits.clone() }
 }
 
-/// Sends the plan of a microVM in `dir`, whose spec is written already.
+/// Sends the plan of a microVM in `dir`, whose spec is already written.
 pub fn begin(
     context: &LaunchContext,
     launcher: Launcher,
@@ -160,7 +160,7 @@ pub fn begin(
     let base = context.plan(dir, spec, token, &root, &bounds, limits_record(spec));
     let machine_id = process::machine_id(token);
     let mut seeds = root.seeds(&spec.id, &machine_id);
-    // A microVM sees no directory of the host.
+    // A microVM sees no directory of the host, so it gets the certificates as a file.
     seeds.extend(base.egress.as_ref().and_then(|egress| certificates_seed(&egress.dir)));
     let plan = plan(dir.path(), base, spec, parts, seeds, machine_id, &bounds);
     process::send(launcher, &plan, bounds)
@@ -172,7 +172,7 @@ fn certificates_seed(egress: &Path) -> Option<SeedEntry> {
     Some(SeedEntry::File { path: format!("root{EGRESS_DIR}/{CERTIFICATES}"), contents })
 }
 
-/// Puts the private disk into a Body's directory, unless it has one from an earlier life.
+/// Creates the private disk in a Body's directory, unless an earlier start did.
 fn prepare_disk(dir: &Path, spec: &Spec, parts: &VmParts) -> io::Result<()> {
     super::record::keep_images(&parts.images, dir).map_err(io::Error::other)?;
     for (name, _, device) in doors(parts) {
@@ -199,7 +199,7 @@ fn prepare_disk(dir: &Path, spec: &Spec, parts: &VmParts) -> io::Result<()> {
         own(&part)?;
         fs::rename(&part, &place)?;
     } else if parts.hypervisor == Engine::Firecracker {
-        // Its last life may have been one without a jail, or with one.
+        // The last start may have been with or without a jail, which changes the owner.
         own(&place)?;
     }
     if parts.hypervisor != Engine::Qemu {
@@ -217,13 +217,14 @@ impl VmParts {
     }
 }
 
-/// Devices for the Body's ids alone, where they can be made.
+/// Device nodes that only the Body's ids can use, where they can be created.
 fn doors(parts: &VmParts) -> impl Iterator<Item = (&'static str, &'static str, (u32, u32))> {
     let kvm = (parts.accelerator == Accelerator::Kvm && sys::caps::is_host_root()).then_some(DOOR);
     kvm.into_iter().chain(parts.is_jailed().then_some(RANDOM_DOOR))
 }
 
-/// A device for the Body's ids alone: the host's own belongs to its group `kvm`, or to its root.
+/// Creates a device node that only the Body's ids can use: the host's own belongs to its group `kvm`, or to
+/// root.
 fn own_door(dir: &Path, spec: &Spec, name: &str, (major, minor): (u32, u32)) -> io::Result<()> {
     use rustix::fs::{CWD, FileType, Mode, makedev};
     let place = dir.join(name);
@@ -240,7 +241,7 @@ fn own_door(dir: &Path, spec: &Spec, name: &str, (major, minor): (u32, u32)) -> 
     std::os::unix::fs::lchown(&place, spec.ids.user_outside(0), spec.ids.group_outside(0))
 }
 
-/// The plan of a machine: that of a Body in which nothing but its hypervisor lives.
+/// The plan of a microVM: the plan of a Body that contains only its hypervisor.
 fn plan(
     dir: &Path,
     base: LaunchPlan,
@@ -357,7 +358,8 @@ fn plan(
     }
 }
 
-/// What the guest finds a disk by: the name it was given, or where disks have none, its kernel's.
+/// The name by which the guest finds a disk: its serial number, or the kernel's device name where disks have
+/// none.
 fn device(engine: Engine, index: usize) -> String {
     match (engine, index) {
         (Engine::Firecracker, _) => format!("vd{}", char::from(b'a' + index as u8)),
@@ -366,26 +368,29 @@ fn device(engine: Engine, index: usize) -> String {
     }
 }
 
-/// What bounds a machine beyond its hypervisor's groups.
+/// The limits of a microVM in addition to its hypervisor's cgroups.
 fn limits_record(spec: &Spec) -> Vec<Mechanism> {
     let limits = &spec.limits;
     let kept = if spec.life == Life::Kept { "kept with the Body" } else { "gone with the Body" };
     vec![
         Mechanism::enforced(
             "disk limit",
-            format!("{}: the size of the machine's only writable disk, {kept}", limits.disk),
+            format!("{}: the size of the microVM's only writable disk, {kept}", limits.disk),
         ),
         Mechanism::enforced(
             "inode limit",
             format!(
-                "{} files and directories: the machine's only writable disk was made for them",
+                "{} files and directories: the inodes of the microVM's only writable disk",
                 limits.inodes
             ),
         ),
-        Mechanism::enforced("memory of the machine", format!("{}: it has no more", limits.memory)),
+        Mechanism::enforced("microVM memory", format!("{}: the size of its RAM", limits.memory)),
         Mechanism::enforced(
-            "processes of the machine",
-            format!("{} by its own kernel; whatever that becomes, {THREADS_MAX} on the host", limits.pids),
+            "microVM processes",
+            format!(
+                "{} by its own kernel; if that is compromised, {THREADS_MAX} threads on the host",
+                limits.pids
+            ),
         ),
     ]
 }

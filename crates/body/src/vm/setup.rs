@@ -1,4 +1,5 @@
-//! What machines of this host are made with: set up once, found by everybody.
+//! The setup of microVMs on this host: kernel, hypervisors and initramfs, shared by all Bodies of a data
+//! directory.
 
 use std::{
     collections::BTreeMap,
@@ -24,13 +25,14 @@ const RECORD: &str = "setup.json";
 const RECORD_LEN_MAX: u64 = 1 << 20;
 /// The version of the record.
 const VERSION: u32 = 1;
-/// Where modules are that only some hypervisors' machines need.
+/// The directory of modules that only microVMs of some hypervisors need.
 const MORE: &str = "more";
-/// Those that only machines with a live directory of the host need are beside the kernel, under its name after this.
+/// Prefix of the directories of modules that only microVMs with shared directories need; the kernel's name
+/// follows.
 const SHARING: &str = "sharing-";
-/// Says what was found of the drivers that are wanted, beside the kernel.
+/// The file with the result of the driver search, in the kernel's directory.
 const DRIVER_RECORD: &str = "drivers.json";
-/// How long the processor's counter is watched: long enough to be right to some millionths.
+/// How long the TSC is measured: long enough for an accuracy of some millionths.
 const TICKS_WATCHED: Duration = Duration::from_millis(250);
 
 /// `setup.json`.
@@ -40,77 +42,78 @@ pub struct SetupRecord {
     pub v: u32,
     /// The kernel's directory, named by its contents.
     pub kernel: String,
-    /// Where it comes from, in words.
+    /// A description of the kernel's origin.
     pub kernel_source: String,
-    /// SHA-256 of the kernel as it is run.
+    /// SHA-256 of the kernel as it is booted.
     pub kernel_sha256: String,
-    /// The hypervisor's root, named by the state of the program it was made of.
+    /// The hypervisor's root, named by the state of the program that it was built from.
     pub engine: String,
     /// That state.
     pub engine_mark: String,
-    /// How fast this processor's counter counts, in thousands a second.
+    /// The TSC frequency of this CPU, in kHz.
     pub ticks_khz: u64,
-    /// What runs machines here, and in which boot that was found out.
+    /// The result of the KVM probe, with the boot of the host in which it was done.
     #[serde(default)]
     pub verdict: Option<KvmVerdict>,
-    /// Other hypervisors that somebody named or had tried, by their names.
+    /// Other hypervisors that the user configured or probed, by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub engines: BTreeMap<Engine, HypervisorRecord>,
 }
 
-/// Whether this host's processor really runs machines: found out by starting one.
+/// Whether this host really runs microVMs with KVM: the probe starts one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KvmVerdict {
-    /// What runs them.
+    /// The accelerator to use.
     pub accelerator: Accelerator,
-    /// Why, in words.
+    /// The reason, for users.
     pub why: String,
-    /// In which boot of the host.
+    /// The boot of the host in which the probe was done.
     pub boot_id: String,
 }
 
-/// A hypervisor besides the one that is always set up.
+/// A hypervisor in addition to QEMU, which is always set up.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HypervisorRecord {
-    /// Where it is on this host, where somebody said so.
+    /// Its path on this host, if the user configured one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub program: Option<PathBuf>,
-    /// What it says of its version.
+    /// The version that it reports.
     pub version: String,
-    /// Whether machines run under it here: found out by starting one.
+    /// Whether microVMs run under it here: the probe starts one.
     pub verdict: Option<KvmVerdict>,
 }
 
-/// Where all of it is.
+/// The directory of the setup.
 #[derive(Debug, Clone)]
 pub struct MicrovmInstall {
     dir: PathBuf,
 }
 
 impl MicrovmInstall {
-    /// The part of a data directory that machines are made from.
+    /// The directory of microVM parts in a data directory.
     pub fn of(data: &Path) -> Self {
         Self { dir: data.join("vm") }
     }
 
-    /// Where it is.
+    /// Its path.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// What is set up.
+    /// The current setup.
     pub fn setup(&self) -> Result<SetupRecord, VmError> {
         let text = match sys::fd::read_small(&self.dir.join(RECORD), RECORD_LEN_MAX) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(VmError::NotSetUp),
-            read => read.step("read what is set up")?,
+            read => read.step("read the microVM setup")?,
         };
         let setup: SetupRecord =
-            serde_json::from_str(&text).map_err(io::Error::from).step("read what is set up")?;
+            serde_json::from_str(&text).map_err(io::Error::from).step("read the microVM setup")?;
         if setup.v == VERSION { Ok(setup) } else { Err(VmError::NotSetUp) }
     }
 
-    /// Makes what is missing, and gives the set-up that [`MicrovmInstall::adopt`] puts into use. A kernel that is given takes
-    /// the place of the one there is; without one, the first kernel package is fetched that is not in `refused`.
+    /// Creates missing parts, and returns the setup that [`MicrovmInstall::adopt`] puts into use. A given
+    /// kernel replaces the current one; without one, it downloads the first kernel package that is not in
+    /// `refused`.
     pub fn prepare(
         &self,
         own_kernel: Option<kernel::KernelFiles>,
@@ -134,7 +137,7 @@ impl MicrovmInstall {
                     .ok_or_else(|| VmError::Kernel("no kernel package of the archive works here".into()))?;
                 let scratch = self.dir.join("fetched");
                 let _ = fs::remove_dir_all(&scratch);
-                fs::create_dir(&scratch).step("make a directory for the kernel")?;
+                fs::create_dir(&scratch).step("create a directory for the kernel")?;
                 let kept =
                     kernel::fetch(package, &scratch, say).and_then(|found| self.keep_kernel(&found, say));
                 let _ = fs::remove_dir_all(&scratch);
@@ -158,17 +161,17 @@ impl MicrovmInstall {
         })
     }
 
-    /// Lets one caller at a time set microVMs up, until the lock is dropped.
+    /// Lets one caller at a time set up microVMs, until the lock is dropped.
     pub fn lock_setup(&self) -> Result<fs::File, VmError> {
         fs::DirBuilder::new()
             .recursive(true)
             .mode(0o700)
             .create(&self.dir)
-            .step("make the directory for microVMs")?;
+            .step("create the directory for microVMs")?;
         self.lock("setup.lock")
     }
 
-    /// Puts a set-up into use, in one step.
+    /// Puts a setup into use, atomically.
     pub fn adopt(&self, setup: &SetupRecord) -> Result<(), VmError> {
         let _turn = self.turn()?;
         let engines = self.setup().map_or_else(|_| setup.engines.clone(), |now| now.engines);
@@ -186,13 +189,13 @@ impl MicrovmInstall {
         }
     }
 
-    /// Writes down what is set up.
+    /// Writes the record of the setup.
     pub fn write(&self, setup: &SetupRecord) -> Result<(), VmError> {
-        let text = serde_json::to_vec(setup).map_err(io::Error::from).step("write what is set up")?;
-        sys::fd::write_whole(&self.dir.join(RECORD), &text).step("write what is set up")
+        let text = serde_json::to_vec(setup).map_err(io::Error::from).step("write the microVM setup")?;
+        sys::fd::write_whole(&self.dir.join(RECORD), &text).step("write the microVM setup")
     }
 
-    /// Writes down what is known of a hypervisor.
+    /// Records facts about a hypervisor.
     pub fn remember(&self, which: Engine, known: &HypervisorRecord) -> Result<(), VmError> {
         let _turn = self.turn()?;
         let mut setup = self.setup()?;
@@ -205,15 +208,15 @@ impl MicrovmInstall {
     }
 
     fn lock(&self, name: &str) -> Result<fs::File, VmError> {
-        let lock = fs::File::create(self.dir.join(name)).step("lock what is set up")?;
-        rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).step("lock what is set up")?;
+        let lock = fs::File::create(self.dir.join(name)).step("lock the microVM setup")?;
+        rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).step("lock the microVM setup")?;
         Ok(lock)
     }
 
     fn kernel_is_whole(&self, setup: &SetupRecord) -> bool {
         let read = fs::read(self.kernel(setup));
         let whole = read.is_ok_and(|bytes| proto::event::hex(&Sha256::digest(bytes)) == setup.kernel_sha256);
-        // An older version looked for other drivers.
+        // An older version searched for other drivers.
         let complete = self.driver_record(setup).is_some_and(|record| record.is_current());
         whole && complete && self.more_modules(setup).exists() && self.share_modules(setup).exists()
     }
@@ -263,7 +266,8 @@ impl MicrovmInstall {
             }
             Ok(())
         })?;
-        // Not a part of its name: what was frozen before there were any goes on.
+        // These modules are not part of the kernel's name, so that snapshots from before they existed can
+        // still be restored.
         self.whole_dir(&share_modules(&name), |dir| {
             write_modules(dir, &sharing.modules, base.modules.len() + more.modules.len())
         })?;
@@ -280,7 +284,8 @@ impl MicrovmInstall {
         Ok((name, mark))
     }
 
-    /// A directory that is whole under its name, or not there; other ids than ours find their way in it.
+    /// Creates a directory that is complete under its name or does not exist; other ids than ours can read
+    /// it.
     pub(super) fn whole_dir(
         &self,
         name: &str,
@@ -290,26 +295,26 @@ impl MicrovmInstall {
         if place.exists() {
             return Ok(());
         }
-        // Beside `turn`, which some callers have and some have not.
+        // A lock of its own, because only some callers hold the setup lock.
         let _turn = self.lock("parts.lock")?;
         if place.exists() {
             return Ok(());
         }
         let part = self.dir.join(format!("{name}.part"));
         let _ = fs::remove_dir_all(&part);
-        fs::create_dir(&part).step("make a directory for microVMs")?;
+        fs::create_dir(&part).step("create a directory for microVMs")?;
         fill(&part)
             .and_then(|()| open_up(&part).step("let Bodies read it"))
             .and_then(|()| fs::rename(&part, &place).step("put it in place"))
             .inspect_err(|_| drop(fs::remove_dir_all(&part)))
     }
 
-    /// The kernel.
+    /// The path of the kernel.
     pub fn kernel(&self, setup: &SetupRecord) -> PathBuf {
         self.dir.join(&setup.kernel).join("vmlinux")
     }
 
-    /// The hypervisor's root, made again where the program on this host is another one now.
+    /// The hypervisor's root, built again if the program on this host has changed.
     pub fn engine(&self, setup: &SetupRecord) -> Result<PathBuf, VmError> {
         let root = self.dir.join(&setup.engine);
         if root.exists() && hypervisor_root::mark().is_ok_and(|mark| mark == setup.engine_mark) {
@@ -317,7 +322,7 @@ impl MicrovmInstall {
         }
         let _turn = self.turn()?;
         let (engine, engine_mark) = self.keep_engine(&|_| ())?;
-        // What was frozen under the old one may not be thawed under the new one, and another may run machines.
+        // The new hypervisor may not restore snapshots of the old one, and needs a new KVM probe.
         let setup = SetupRecord { engine: engine.clone(), engine_mark, verdict: None, ..self.setup()? };
         self.write(&setup)?;
         Ok(self.dir.join(engine))
@@ -331,7 +336,7 @@ impl MicrovmInstall {
         self.dir.join(share_modules(&setup.kernel))
     }
 
-    /// The first file system for this kernel, this hypervisor and this version of the guest.
+    /// The initramfs for this kernel, this hypervisor and this version of the guest.
     pub fn initrd(
         &self,
         setup: &SetupRecord,
@@ -354,7 +359,7 @@ impl MicrovmInstall {
             name += "-sharing";
         }
         if dirs.iter().any(|dir| !dir.exists()) {
-            // An older version knew less of what machines may need.
+            // An older version set up fewer modules.
             return Err(VmError::NotSetUp);
         }
         let record = self.driver_record(setup).unwrap_or_default();
@@ -381,34 +386,36 @@ impl MicrovmInstall {
                 );
             }
         }
-        fs::create_dir_all(self.dir.join("initrd")).step("make a directory for first file systems")?;
-        sys::fd::write_whole(&path, &archive.finish()).step("write the first file system")?;
+        fs::create_dir_all(self.dir.join("initrd")).step("create a directory for initramfs images")?;
+        sys::fd::write_whole(&path, &archive.finish()).step("write the initramfs")?;
         fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o444))
-            .step("write the first file system")?;
+            .step("write the initramfs")?;
         Ok(path)
     }
 
-    /// What the kernel is told.
+    /// The kernel's command line.
     pub fn cmdline(&self, setup: &SetupRecord, accelerator: Accelerator, engine: Engine) -> String {
         let mut words = vec![
             "console=ttyS0 quiet loglevel=4 panic=-1 audit=0 8250.nr_uarts=1 cryptomgr.notests random.trust_cpu=on rcupdate.rcu_expedited=1 psi=0".to_owned(),
         ];
         if accelerator == Accelerator::Emulated {
-            // Without being told the kernel measures its clock, which sometimes fails under emulation, and takes its time.
+            // Without these options the kernel calibrates its clock, which is slow and sometimes fails under
+            // emulation.
             let khz = setup.ticks_khz;
             words.push(format!(
                 "tsc_early_khz={khz} lpj={} tsc=reliable no_timer_check nowatchdog deferred_probe_timeout=0 mitigations=off",
                 khz * 4
             ));
-            // Code is translated once for each address it is found at: programs that are loaded where they were loaded
-            // before cost a third.
+            // The emulator translates code once for each address: programs that are loaded at the same
+            // addresses again cost a third.
             words.push("norandmaps".to_owned());
-            // What the kernel does for safety inside of the machine, or to account for what nobody asks, is emulated, too.
+            // Hardening inside the microVM and unused accounting cost emulated instructions.
             words.push("lsm=landlock noautogroup cgroup_disable=memory init_on_alloc=0 transparent_hugepage=never randomize_kstack_offset=off hardened_usercopy=off".to_owned());
         }
         words.push(match engine {
             Engine::Qemu => "reboot=t".to_owned(),
-            // Firecracker's machine ends when its keyboard controller is asked to start it anew, and has no bus to look at.
+            // A Firecracker microVM ends when its kernel requests a reset by the keyboard controller, and it
+            // has no PCI bus to scan.
             Engine::Firecracker => format!("reboot=k pci=off {LINE_WORD}"),
             Engine::CloudHypervisor => format!("reboot=k {LINE_WORD}"),
         });
@@ -416,12 +423,12 @@ impl MicrovmInstall {
     }
 }
 
-/// Where the modules of a kernel are that only machines with a live directory of the host need.
+/// The directory of a kernel's modules that only microVMs with shared directories need.
 pub fn share_modules(kernel: &str) -> String {
     format!("{SHARING}{kernel}")
 }
 
-/// Writes modules so that the order of their names is the order in which they load.
+/// Writes modules with names whose order is the load order.
 fn write_modules(dir: &Path, modules: &[Module], first: usize) -> Result<(), VmError> {
     modules.iter().enumerate().try_for_each(|(index, module)| {
         let end = if module.required { "" } else { OPTIONAL_MODULE };
@@ -430,7 +437,7 @@ fn write_modules(dir: &Path, modules: &[Module], first: usize) -> Result<(), VmE
     })
 }
 
-/// How fast this processor's counter counts, in thousands a second.
+/// Measures the TSC frequency of this CPU, in kHz.
 fn measure_ticks() -> u64 {
     let (began, from) = (Instant::now(), sys::proc::ticks());
     std::thread::sleep(TICKS_WATCHED);
@@ -439,7 +446,7 @@ fn measure_ticks() -> u64 {
     u64::try_from(khz).unwrap_or(0)
 }
 
-/// Everybody may read what is in it, and run what can be run, whatever umask it was made under.
+/// Makes a tree readable for all ids, and its programs executable, whatever the umask was.
 fn open_up(dir: &Path) -> io::Result<()> {
     fs::set_permissions(dir, fs::Permissions::from_mode(0o755))?;
     for entry in fs::read_dir(dir)? {

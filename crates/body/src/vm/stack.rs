@@ -1,7 +1,7 @@
 //! The read-only layers of a microVM's file system, and which of them are below which directory.
 //!
-//! The same stack that the process layer mounts: the template's layers, dependency layers, repositories and a home. Each
-//! layer reaches the microVM in an image, and the guest mounts the overlays.
+//! This is the stack that the process layer mounts: the template's layers, dependency layers, repositories and a
+//! home. Each layer reaches the microVM in an image, and the guest mounts the overlays.
 
 use std::path::Path;
 
@@ -19,10 +19,10 @@ use crate::{
     vm::images,
 };
 
-/// Which layers of a microVM's images make its root, and which are below directories that are mounts of their own.
+/// Assigns the layers in a microVM's images to its root and to other mounts.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct VmLayout {
-    /// Layers of the root, nearest first; all of them where this is empty.
+    /// Layers of the root, nearest first; empty means all layers.
     pub root_layers: Vec<usize>,
     /// Directories that are mounts of their own.
     pub areas: Vec<GuestArea>,
@@ -35,18 +35,20 @@ pub struct VmLayers {
     pub host: bool,
     /// Layers after those, each with the name of its image.
     pub layers: Vec<(String, LowerLayer)>,
-    /// What they are for.
+    /// The meaning of the layers.
     pub layout: VmLayout,
 }
 
 impl VmLayers {
-    /// The layers of a microVM with that stack. Snapshots of whole disks are no part of it: a Body begins with a copy of them.
+    /// The layers of a microVM with that stack. Snapshots of whole disks are not part of it: a Body starts
+    /// with a copy of them.
     pub fn of(rootfs: &RootfsStack, spec: &Spec) -> Self {
         let mut rootfs = rootfs.clone();
         rootfs.snapshots.retain(|snapshot| !snapshot.machine);
         let areas = RootPlan::of(&rootfs, spec).areas();
         let mut all = Self { host: rootfs.layers.is_none(), layers: Vec::new(), layout: VmLayout::default() };
-        // A template's own layers first, so that others change nothing about how they are put into images.
+        // The template's own layers come first, so that other layers do not change how they are grouped into
+        // images.
         for layer in rootfs.layers.iter().flatten() {
             all.layers.push((image_name(&layer.root), layer.clone()));
         }
@@ -67,7 +69,7 @@ impl VmLayers {
         all
     }
 
-    /// Finds the layer that a directory is in, or adds it.
+    /// Finds the layer that contains a directory, or adds it.
     fn index_of(&mut self, lower: &Lower, before: usize) -> GuestLower {
         let found = self.layers.iter().enumerate().find_map(|(index, (_, layer))| {
             Some((index, lower.path.strip_prefix(&layer.root).ok()?.to_string_lossy().into_owned()))
@@ -81,8 +83,8 @@ impl VmLayers {
     }
 }
 
-/// The name of the image of a layer in `layers/ID/root`, or of a part of a snapshot in `snapshots/ID/AREA`. A tree layer has
-/// the id of its tree, and other contents for each layer that it was made to stand on.
+/// The name of the image of a layer in `layers/ID/root`, or of a part of a snapshot in `snapshots/ID/AREA`. A
+/// tree layer has the id of its tree, but its contents also depend on the layer that it was made for.
 fn image_name(root: &Path) -> String {
     let name = |path: Option<&Path>| {
         path.and_then(Path::file_name).unwrap_or_default().to_string_lossy().into_owned()

@@ -1,9 +1,10 @@
-//! What a microVM wrote, as plain files: read from its writable disk by a helper that has the Body's ids and no other rights.
+//! A copy of a microVM's changes as plain files: a helper with the Body's ids and no other rights reads them
+//! from the writable disk.
 //!
-//! The copy has the layout of a process Body's `disk/upper`, a directory for each area, so everything after it is one code path
-//! for all layers. It is gone when it is dropped.
+//! The copy has the layout of a process Body's `disk/upper`, a directory for each mount, so later steps are
+//! one code path for all layers. Dropping the copy removes it.
 //!
-//! Invariant: the host mounts no disk of a microVM, and no program of a Body takes part.
+//! Invariant: the host mounts no disk of a microVM, and runs no program of a Body.
 
 use std::{
     fs, io,
@@ -28,7 +29,7 @@ use crate::{
 const PREFIX: &str = "upper-copy.";
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
-/// A copy of what a microVM wrote.
+/// A copy of a microVM's changes.
 #[derive(Debug)]
 pub struct UpperCopy {
     path: PathBuf,
@@ -43,7 +44,7 @@ impl Drop for UpperCopy {
 }
 
 impl UpperCopy {
-    /// Reads the repositories and the home of the Body in `body`, whose disk does not change meanwhile.
+    /// Copies the repositories and the home of the Body in `body`, whose disk does not change meanwhile.
     pub fn read(programs: &Programs, body: &Path, spec: &Spec) -> Result<Self, SnapshotError> {
         remove_abandoned(programs, body, &spec.ids);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -51,7 +52,7 @@ impl UpperCopy {
         fs::DirBuilder::new()
             .mode(0o700)
             .create(&path)
-            .map_err(|error| SnapshotError::Io("make room for a copy of the Body's files", error))?;
+            .map_err(|error| SnapshotError::Io("create a directory for a copy of the Body's files", error))?;
         let copy = Self { path, programs: programs.clone(), ids: spec.ids.clone() };
         let home = spec.home.iter().map(|_| HOME.to_owned());
         for at in spec.workspaces.iter().map(|workspace| workspace.at()).chain(home) {
@@ -66,13 +67,13 @@ impl UpperCopy {
         Ok(copy)
     }
 
-    /// Where the files are.
+    /// The directory of the copy.
     pub fn path(&self) -> &Path {
         &self.path
     }
 }
 
-/// Reads everything that the Body in `body` wrote into the directory `to`, as a snapshot of files has it.
+/// Copies all changes of the Body in `body` into the directory `to`, in the layout of a snapshot of files.
 pub fn read_all(programs: &Programs, body: &Path, spec: &Spec, to: &Path) -> Result<(), SnapshotError> {
     extract(programs, body, spec, ROOT_UPPER, &to.join(area_dir("")))?;
     for workspace in &spec.workspaces {
@@ -89,7 +90,7 @@ fn extract(
     from: &str,
     to: &Path,
 ) -> Result<(), SnapshotError> {
-    let step = |error| SnapshotError::Io("make room for a copy of the Body's files", error);
+    let step = |error| SnapshotError::Io("create a directory for a copy of the Body's files", error);
     fs::DirBuilder::new().mode(0o755).create(to).map_err(step)?;
     let first = if spec.ids.has_root() { 0 } else { proto::spec::USER_ID };
     if let (true, Some((user, group))) =
@@ -102,7 +103,7 @@ fn extract(
     snapshot::under_ids(programs, &spec.ids, &verb)
 }
 
-/// Removes copies whose `pal` was killed.
+/// Removes copies of a `pal` that was killed.
 fn remove_abandoned(programs: &Programs, body: &Path, ids: &Ids) {
     let entries = fs::read_dir(body).into_iter().flatten().flatten();
     for entry in entries.filter(|entry| is_abandoned(&entry.file_name().to_string_lossy()).unwrap_or(false)) {

@@ -1,6 +1,7 @@
-//! The program that shares directories of the host with machines, live: virtiofsd in a root of its own.
+//! Virtiofsd, which shares directories of the host with microVMs, in a root of its own.
 //!
-//! Invariant: its root holds the program, its libraries and places for what it shares, and nothing else of this host.
+//! Invariant: its root holds the program, its libraries and mount points for the shared directories, and
+//! nothing else of this host.
 
 use std::{
     fs,
@@ -17,37 +18,37 @@ use sha2::{Digest, Sha256};
 
 use super::{MicrovmInstall, VmError, VmStepExt, hypervisor_root};
 
-/// What it is called.
+/// The name of the program.
 pub const VIRTIOFSD: &str = "virtiofsd";
-/// Where distributions put it: it is not for people to start.
+/// Paths where distributions install it: it is not in PATH.
 const PLACES: &[&str] =
     &["/usr/local/libexec", "/usr/libexec", "/usr/lib/qemu", "/usr/lib", "/usr/local/bin", "/usr/bin"];
-/// Where it is in its own root.
+/// Its path in its own root.
 const INSIDE: &str = "/usr/bin/virtiofsd";
-/// Where what it shares is, in its own root.
+/// The directory of the shared directories in its own root.
 const DIRS: &str = "/shares";
-/// Most directories of one machine.
+/// The largest number of shared directories of one microVM.
 pub const SHARES_MAX: usize = 4;
-/// How the names of its roots begin.
+/// Prefix of the names of its roots.
 pub const PREFIX: &str = "share-";
-/// Grows when the root is laid out anew.
+/// Increased when the layout of the root changes.
 const LAYOUT: u32 = 1;
 
-/// Where it is on this host.
+/// The path of the program on this host.
 pub fn find() -> Result<PathBuf, VmError> {
     let found = PLACES.iter().map(|dir| Path::new(dir).join(VIRTIOFSD)).find(|path| path.is_file());
     found.ok_or(VmError::Missing(VIRTIOFSD))
 }
 
-/// What its root is called: by the state of the program, without reading it.
+/// The name of its root, which changes with the program; computed without reading its contents.
 pub fn name(program: &Path) -> Result<String, VmError> {
-    let found = fs::metadata(program).step("look at virtiofsd")?;
+    let found = fs::metadata(program).step("read virtiofsd's metadata")?;
     let mark = format!("{LAYOUT}-{}-{}-{}", found.len(), found.mtime(), found.ino());
     Ok(format!("{PREFIX}{}", &proto::event::hex(&Sha256::digest(&mark))[..16]))
 }
 
 impl MicrovmInstall {
-    /// The root of the program that shares directories, made where that was not done.
+    /// The root of virtiofsd, built if it does not exist.
     pub fn sharer(&self) -> Result<PathBuf, VmError> {
         let program = find()?;
         let name = name(&program)?;
@@ -55,7 +56,7 @@ impl MicrovmInstall {
             hypervisor_root::put_with_libraries(&program, Path::new(INSIDE), root)?;
             let shares = (0..SHARES_MAX).map(|index| format!("{}/{index}", &DIRS[1..]));
             for dir in ["proc".to_owned()].into_iter().chain(shares) {
-                fs::create_dir_all(root.join(dir)).step("make the root of virtiofsd")?;
+                fs::create_dir_all(root.join(dir)).step("build the root of virtiofsd")?;
             }
             Ok(())
         })?;
@@ -63,20 +64,20 @@ impl MicrovmInstall {
     }
 }
 
-/// The shares of a machine, in the words of everybody who takes part.
+/// The shared directories of a microVM, in the forms for the hypervisor, virtiofsd and the guest.
 #[derive(Debug, Default)]
 pub struct ShareSetup {
-    /// What is mounted in the hypervisor's root.
+    /// Mounts in the hypervisor's root.
     pub mounts: Vec<Mount>,
-    /// For whoever starts the program.
+    /// Plans for the launcher, which starts virtiofsd.
     pub plans: Vec<SharePlan>,
-    /// For the guest.
+    /// The directories as the guest mounts them.
     pub shown: Vec<SharedDir>,
-    /// The program, in its root.
+    /// The path of virtiofsd in its root.
     pub program: Option<PathBuf>,
 }
 
-/// Those of a Body; none where it has no program that shares.
+/// The shared directories of a Body; empty if it has no virtiofsd.
 pub fn of(spec: &Spec, sharer: Option<&Path>) -> ShareSetup {
     let Some(root) = sharer else { return ShareSetup::default() };
     let mut shares = ShareSetup {

@@ -1,4 +1,4 @@
-//! Templates that clients build: asked for, their files uploaded, begun, watched.
+//! Template builds: E2B's clients request a build, upload its files, start it, and follow its state and log.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -29,13 +29,13 @@ use super::{
 };
 use crate::{App, Caller};
 
-/// Longest archive of one COPY, as it is sent.
+/// The largest archive of one COPY step, as it is sent.
 const UPLOAD_MAX: u64 = 2 << 30;
-/// How long an upload may stand still.
+/// How long an upload may stall.
 const UPLOAD_PATIENCE: Duration = Duration::from_secs(60);
 const MEMORY_MB_MAX: u64 = 1 << 20;
 
-/// What `POST /v3/templates` and its older kin ask for.
+/// The body of `POST /v3/templates` and its older versions.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NewTemplate {
@@ -56,7 +56,7 @@ pub async fn ask(
     let NewTemplate { name, alias, tags, cpu_count, memory_mb } = asked.value;
     let name = name.or(alias).ok_or_else(|| E2bRefusal::bad("a template needs a name"))?;
     if memory_mb.is_some_and(|mb| mb > MEMORY_MB_MAX) || cpu_count == Some(0) {
-        return Err(E2bRefusal::bad("cpuCount or memoryMB makes no sense"));
+        return Err(E2bRefusal::bad("cpuCount or memoryMB is out of range"));
     }
     if let Some(taken) = find(&app, &name).await? {
         super::templates::owned(&caller, &taken, &name)?;
@@ -85,7 +85,8 @@ pub async fn ask(
     ))
 }
 
-/// `GET /templates/{id}/files/{hash}`: whether those files are here, and where to send them if not.
+/// `GET /templates/{id}/files/{hash}`: whether the server has these files, and the URL for their upload if
+/// not.
 pub async fn files(
     State(app): State<App>,
     caller: Caller,
@@ -93,7 +94,7 @@ pub async fn files(
     Path((id, hash)): Path<(String, String)>,
 ) -> Result<(StatusCode, Json<Value>), E2bRefusal> {
     let template = super::templates::known(&app, &caller, &id).await?;
-    // Who may send files decides what the next build of it holds.
+    // Uploaded files become part of the next build, so only the owner may send them.
     super::templates::owned(&caller, &template, &id)?;
     let place = place(&app, &template.id, &hash)?;
     if tokio::fs::try_exists(&place).await.unwrap_or(false) {
@@ -111,12 +112,13 @@ pub async fn files(
 fn place(app: &App, template: &TemplateId, hash: &str) -> Result<PathBuf, E2bRefusal> {
     let plain = (32..=128).contains(&hash.len()) && hash.bytes().all(|byte| byte.is_ascii_hexdigit());
     if !plain {
-        return Err(E2bRefusal::bad("that is no hash of files"));
+        return Err(E2bRefusal::bad("the hash of the files is not 32 to 128 hexadecimal digits"));
     }
     Ok(app.fleet().templates().files_dir(template).join(format!("{}.tar", hash.to_ascii_lowercase())))
 }
 
-/// `PUT /templates/{id}/files/{hash}?token=…`: whoever was told the address may send the files, once.
+/// `PUT /templates/{id}/files/{hash}?token=…`: uploads files. The token in the URL is the permission, and is
+/// valid once.
 pub async fn upload(
     State(app): State<App>,
     Path((id, hash)): Path<(String, String)>,
@@ -125,11 +127,11 @@ pub async fn upload(
     body: Body,
 ) -> Result<StatusCode, E2bRefusal> {
     let template: TemplateId =
-        id.parse().map_err(|_| E2bRefusal::new(StatusCode::FORBIDDEN, "this address is not one we gave"))?;
+        id.parse().map_err(|_| E2bRefusal::new(StatusCode::FORBIDDEN, "the upload URL is invalid"))?;
     let place = place(&app, &template, &hash)?;
     let token = app.fleet().templates().upload_token(&template, &hash);
     if !same(query.text("token").unwrap_or_default().as_bytes(), token.as_bytes()) {
-        return Err(E2bRefusal::new(StatusCode::FORBIDDEN, "this address is not one we gave"));
+        return Err(E2bRefusal::new(StatusCode::FORBIDDEN, "the upload URL is invalid"));
     }
     let told = headers
         .get(header::CONTENT_LENGTH)
@@ -139,11 +141,11 @@ pub async fn upload(
         return Err(too_long());
     }
     let cannot = |error: std::io::Error| {
-        E2bRefusal::from(Failure::new(Kind::Host, "cannot keep the files").because(error))
+        E2bRefusal::from(Failure::new(Kind::Host, "cannot store the uploaded files").because(error))
     };
     let dir = app.fleet().templates().files_dir(&template);
     if app.fleet().templates().find(template.as_str())?.is_none() {
-        return Err(E2bRefusal::new(StatusCode::NOT_FOUND, "that template is gone"));
+        return Err(E2bRefusal::new(StatusCode::NOT_FOUND, "the template was removed"));
     }
     tokio::fs::create_dir_all(&dir).await.map_err(cannot)?;
     let drawn = sys::random::bytes::<8>().map_err(cannot)?;
@@ -153,7 +155,7 @@ pub async fn upload(
     Ok(StatusCode::OK)
 }
 
-/// A file in the making, which goes unless it was renamed.
+/// An upload in progress; dropping it deletes the file unless it was renamed.
 struct UploadFile(PathBuf);
 
 impl Drop for UploadFile {
@@ -164,15 +166,14 @@ impl Drop for UploadFile {
 
 async fn receive(mut body: Body, to: &std::path::Path) -> Result<(), E2bRefusal> {
     let cannot = |error: std::io::Error| {
-        E2bRefusal::from(Failure::new(Kind::Host, "cannot keep the files").because(error))
+        E2bRefusal::from(Failure::new(Kind::Host, "cannot store the uploaded files").because(error))
     };
     let mut file = File::create(to).await.map_err(cannot)?;
     let mut seen = 0u64;
     loop {
         let frame = tokio::time::timeout(UPLOAD_PATIENCE, body.frame()).await;
-        let Some(frame) = frame.map_err(|_| {
-            E2bRefusal::new(StatusCode::REQUEST_TIMEOUT, "the upload stood still for a minute")
-        })?
+        let Some(frame) = frame
+            .map_err(|_| E2bRefusal::new(StatusCode::REQUEST_TIMEOUT, "the upload stalled for a minute"))?
         else {
             break;
         };
@@ -196,12 +197,12 @@ fn too_long() -> E2bRefusal {
     )
 }
 
-/// In the same time wherever they differ.
+/// Compares in constant time.
 fn same(a: &[u8], b: &[u8]) -> bool {
     a.len() == b.len() && a.iter().zip(b).fold(0, |differ, (a, b)| differ | (a ^ b)) == 0
 }
 
-/// What `POST /v2/templates/{id}/builds/{build}` asks for.
+/// The body of `POST /v2/templates/{id}/builds/{build}`.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct StartBuildRequest {
@@ -216,7 +217,7 @@ pub struct StartBuildRequest {
     steps: Vec<BuildInstruction>,
 }
 
-/// What opens the door of a registry, in E2B's words.
+/// Registry credentials in E2B's format.
 #[derive(Deserialize)]
 #[serde(tag = "type", rename_all = "camelCase", rename_all_fields = "camelCase")]
 enum RegistryAuth {
@@ -235,12 +236,12 @@ impl RegistryAuth {
     fn credentials(self) -> Result<RegistryCredentials, E2bRefusal> {
         match self {
             Self::Registry { username, password } => Ok(RegistryCredentials { username, password }),
-            // So Google's registries want it.
+            // Google's registries expect this user name for a service account key.
             Self::Gcp { service_account_json } => {
                 Ok(RegistryCredentials { username: "_json_key".into(), password: service_account_json })
             }
             Self::Aws {} => Err(E2bRefusal::absent(
-                "way to registries of AWS: get a password with `aws ecr get-login-password`, and send it as type `registry` with the name AWS",
+                "sign-in to registries of AWS: get a password with `aws ecr get-login-password`, and send it as type `registry` with the name AWS",
             )),
         }
     }
@@ -300,7 +301,7 @@ fn request_of(
                 ..Image::new(reference)
             })
         }
-        _ => return Err(E2bRefusal::bad("a build begins with fromTemplate or fromImage, and not with both")),
+        _ => return Err(E2bRefusal::bad("send either fromTemplate or fromImage")),
     };
     if asked.steps.len() > STEPS_MAX {
         return Err(E2bRefusal::bad(format!("a build has at most {STEPS_MAX} steps")));
@@ -319,14 +320,15 @@ fn request_of(
 }
 
 fn step_of(app: &App, template: &TemplateId, step: BuildInstruction) -> Result<BuildStep, E2bRefusal> {
-    let wrong =
-        || E2bRefusal::bad(format!("a step {} has not these arguments", proto::text::visible(&step.kind)));
+    let wrong = || {
+        E2bRefusal::bad(format!("invalid arguments for a step of type {}", proto::text::visible(&step.kind)))
+    };
     let mut args = step.args.clone().into_iter();
     let mut next = || args.next().filter(|text| !text.is_empty());
     let act = match step.kind.as_str() {
         "COPY" => {
             let hash =
-                step.files_hash.clone().ok_or_else(|| E2bRefusal::bad("a step COPY needs its filesHash"))?;
+                step.files_hash.clone().ok_or_else(|| E2bRefusal::bad("a COPY step needs filesHash"))?;
             let archive = place(app, template, &hash)?;
             Instruction::Copy {
                 source: next().ok_or_else(wrong)?,
@@ -346,7 +348,7 @@ fn step_of(app: &App, template: &TemplateId, step: BuildInstruction) -> Result<B
         "ENV" => return Err(wrong()),
         other => {
             return Err(E2bRefusal::bad(format!(
-                "a build has no step {}",
+                "unknown step type {}",
                 proto::text::visible(&other.chars().take(64).collect::<String>())
             )));
         }
@@ -391,7 +393,7 @@ pub async fn logs(
     Ok(Json(json!({ "logs": said.iter().map(entry).collect::<Vec<_>>() })))
 }
 
-/// On a thread that may wait: what a build said may have to be read from its file.
+/// Runs on a blocking thread, because the build log may have to be read from its file.
 async fn look(
     app: &App,
     template: &TemplateId,

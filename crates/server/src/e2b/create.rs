@@ -1,4 +1,4 @@
-//! Making sandboxes.
+//! Creates sandboxes.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -16,7 +16,7 @@ use serde_json::Value;
 use super::{E2bRefusal, extract::JsonRequest, network, sandbox, templates};
 use crate::{App, Caller, idempotency::KeyedRequest, limits};
 
-/// Longer than anybody keeps a sandbox without asking again: thirty days.
+/// The longest time to live of a sandbox: thirty days.
 const TIMEOUT_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
 const METADATA_LEN_MAX: usize = 64 << 10;
 
@@ -74,7 +74,7 @@ async fn make(
     templates::usable(&app, &caller, &asked.value.template_id).await?;
     let create = request_of(asked.value, &caller, timeout_s)?;
     let Some(request) = request else { return Ok(created(&app, made(&app, &caller, create).await?)) };
-    // Whoever asks the same thing twice at the same time waits for the first.
+    // A repetition of a request that is in progress waits for the first one.
     let mut turn = app.turns().take(&request).await;
     if let Some(before) = request.find_made(&app, &turn).await? {
         return Ok(created(&app, before));
@@ -91,7 +91,8 @@ async fn made(app: &App, caller: &Caller, create: Create) -> Result<(BodyView, O
     let view = app
         .blocking(async move |fleet: &Fleet| {
             let made = fleet.create(create).await;
-            // Not before: whoever asked may be gone, and its Body is made all the same.
+            // The permit is released here and not earlier: the Body is created even if the caller has
+            // disconnected.
             drop(admitted);
             made
         })
@@ -143,7 +144,7 @@ fn then(asked: &NewSandbox) -> Result<Then, E2bRefusal> {
     }
 }
 
-/// A time to live in seconds.
+/// A time to live, from seconds.
 pub fn timeout(seconds: i64) -> Result<Duration, E2bRefusal> {
     let asked = u64::try_from(seconds).ok().map(Duration::from_secs).filter(|asked| *asked <= TIMEOUT_MAX);
     asked.ok_or_else(|| {
@@ -156,14 +157,14 @@ fn check_metadata(metadata: &BTreeMap<String, String>) -> Result<(), E2bRefusal>
     if len > METADATA_LEN_MAX { Err(E2bRefusal::bad("metadata is longer than 64 KiB")) } else { Ok(()) }
 }
 
-/// A template's name without the tags that mean nothing: snapshots have none.
+/// The template's name without its tag; snapshots have no tags.
 pub fn template(asked: &str) -> String {
     asked.strip_suffix(":default").or_else(|| asked.strip_suffix(":latest")).unwrap_or(asked).to_owned()
 }
 
-/// What opens the ports of a Body that is not for everybody.
+/// Generates the token that callers of private ports send.
 pub fn traffic_token() -> Result<String, E2bRefusal> {
-    sys::random::bytes::<16>()
-        .map(|drawn| hex(&drawn))
-        .map_err(|_| E2bRefusal::new(StatusCode::SERVICE_UNAVAILABLE, "cannot draw a token"))
+    sys::random::bytes::<16>().map(|drawn| hex(&drawn)).map_err(|_| {
+        E2bRefusal::new(StatusCode::SERVICE_UNAVAILABLE, "cannot read random bytes from the kernel")
+    })
 }

@@ -1,4 +1,4 @@
-//! Refusals in E2B's words.
+//! Error responses in E2B's format.
 
 use axum::{
     Json,
@@ -10,34 +10,34 @@ use serde_json::json;
 
 use crate::idempotency::IdempotencyError;
 
-/// An answer that says no.
+/// A refused request, ready to be sent as a response.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct E2bRefusal {
-    /// Its status, also in the body: the JavaScript SDK reads only that.
+    /// The HTTP status; it is also in the response body, because the JavaScript SDK reads only that.
     pub status: StatusCode,
-    /// What happened and what to do.
+    /// A description of the failure, with hints.
     pub message: String,
-    /// A word for programs.
+    /// An error code for programs.
     pub code: Option<&'static str>,
 }
 
 impl E2bRefusal {
-    /// A refusal.
+    /// A refusal with a status and a message.
     pub fn new(status: StatusCode, message: impl Into<String>) -> Self {
         Self { status, message: message.into(), code: None }
     }
 
-    /// What was asked makes no sense.
+    /// The request is invalid.
     pub fn bad(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, message)
     }
 
-    /// There is no such sandbox, for this caller at least.
+    /// The sandbox does not exist, or this caller may not see it.
     pub fn no_sandbox(id: &str) -> Self {
         Self::new(StatusCode::NOT_FOUND, format!("sandbox \"{}\" was not found", proto::text::visible(id)))
     }
 
-    /// E2B has it, this server does not.
+    /// A feature that E2B has and this server lacks.
     pub fn absent(what: &str) -> Self {
         let message = format!("this server has no {what}");
         Self { code: Some("not_supported"), ..Self::new(StatusCode::NOT_IMPLEMENTED, message) }
@@ -48,7 +48,7 @@ impl From<Failure> for E2bRefusal {
     fn from(failure: Failure) -> Self {
         let status =
             StatusCode::from_u16(failure.kind.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        // What the host lacks, or a bug, names its causes in the log of whoever runs the server, not to callers.
+        // The causes of host failures and bugs go to the server's own log, not to callers.
         Self::new(status, failure.message)
     }
 }

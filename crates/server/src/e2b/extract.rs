@@ -1,4 +1,4 @@
-//! What a request says: who asks, and in which words.
+//! Extractors and the authentication layer of the E2B API.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use crate::{App, Caller, Scope, audit, keys};
 const BODY_LEN_MAX: usize = 1 << 20;
 const BODY_WAIT: Duration = Duration::from_secs(30);
 
-/// Lets in who has a key that is good for what it asks, and writes down whoever changes something.
+/// Lets a request pass if its key has the scope for it, and records requests that change something.
 pub async fn admit(State(app): State<App>, mut request: Request, next: Next) -> Response {
     let (method, uri) = (request.method().clone(), request.uri().clone());
     let caller = keys::sent(request.headers()).and_then(|key| app.keys().caller(key));
@@ -29,7 +29,7 @@ pub async fn admit(State(app): State<App>, mut request: Request, next: Next) -> 
         Some(caller) if caller.scope >= needed => caller,
         Some(caller) => {
             audit::denied(&app, Some(&caller), &method, &uri, "scope").await;
-            return E2bRefusal::new(StatusCode::FORBIDDEN, "this key may only look").into_response();
+            return E2bRefusal::new(StatusCode::FORBIDDEN, "this key is read-only").into_response();
         }
         None => {
             audit::denied(&app, None, &method, &uri, "no valid key").await;
@@ -55,12 +55,12 @@ impl<S: Send + Sync> FromRequestParts<S> for Caller {
     }
 }
 
-/// The JSON of a request; nothing at all is an empty object.
+/// The JSON body of a request; an empty body counts as an empty object.
 #[derive(Debug)]
 pub struct JsonRequest<T> {
-    /// In our words.
+    /// The parsed value.
     pub value: T,
-    /// As it came.
+    /// The bytes as they arrived.
     pub bytes: Bytes,
 }
 
@@ -86,17 +86,17 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonRequest<T> {
         let bytes = collected.to_bytes();
         let text: &[u8] = if bytes.is_empty() { b"{}" } else { &bytes };
         let value = serde_json::from_slice(text)
-            .map_err(|error| E2bRefusal::bad(format!("the request's body makes no sense: {error}")))?;
+            .map_err(|error| E2bRefusal::bad(format!("the request's body is invalid: {error}")))?;
         Ok(Self { value, bytes })
     }
 }
 
-/// The pairs of a query.
+/// The parameters of a query.
 #[derive(Debug, Clone, Default)]
 pub struct QueryPairs(Vec<(String, String)>);
 
 impl QueryPairs {
-    /// The first value of that name; an empty one is none.
+    /// The first value with this name; an empty value counts as absent.
     pub fn text(&self, name: &str) -> Option<&str> {
         self.0
             .iter()
@@ -105,7 +105,7 @@ impl QueryPairs {
             .filter(|value| !value.is_empty())
     }
 
-    /// Every value of that name, also those joined by commas.
+    /// All values with this name, including those joined by commas.
     pub fn texts<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
         self.0
             .iter()
@@ -114,13 +114,13 @@ impl QueryPairs {
             .filter(|value| !value.is_empty())
     }
 
-    /// A number from 0 on.
+    /// A whole number, 0 or greater.
     pub fn number(&self, name: &str) -> Result<Option<u64>, E2bRefusal> {
         let wrong = |_| E2bRefusal::bad(format!("{name} is not a whole number"));
         self.text(name).map(|text| text.parse().map_err(wrong)).transpose()
     }
 
-    /// How many of a list are wanted at once.
+    /// The number of items on a page.
     pub fn limit(&self) -> Result<usize, E2bRefusal> {
         match self.number("limit")? {
             None => Ok(100),
@@ -140,12 +140,12 @@ impl<S: Send + Sync> FromRequestParts<S> for QueryPairs {
     }
 }
 
-/// Whether a Body is a caller's to see.
+/// Whether a caller may see a Body.
 pub fn may_see(caller: &Caller, lease: Option<&Lease>) -> bool {
     caller.scope == Scope::Admin || lease.is_some_and(|lease| lease.owner.as_deref() == Some(&caller.key))
 }
 
-/// A Body that is there and is the caller's to see.
+/// Finds a Body that exists and that the caller may see.
 pub async fn find(app: &App, caller: &Caller, named: &str) -> Result<(BodyView, Option<Lease>), E2bRefusal> {
     let unknown = || E2bRefusal::no_sandbox(named);
     let id: BodyId = named.parse().map_err(|_| unknown())?;

@@ -1,4 +1,4 @@
-//! The life of a sandbox: looked at, connected to, paused, forked, ended.
+//! The lifecycle of a sandbox: show, connect, pause, fork, end.
 
 use std::time::Duration;
 
@@ -22,9 +22,9 @@ use super::{
 use crate::{App, Caller, limits};
 
 const FORKS_MAX: u32 = 20;
-/// What a sandbox is kept for when nobody says how long.
+/// The default time to live, in seconds.
 const TIMEOUT_S: i64 = 300;
-/// How long processes have to end when only files are kept.
+/// How long processes have to exit when only the files are kept.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// `GET /sandboxes/{id}`.
@@ -56,11 +56,11 @@ pub async fn kill(
 #[derive(Debug, Deserialize)]
 pub struct ConnectRequest {
     timeout: Option<i64>,
-    /// False starts a paused one anew from its files.
+    /// False discards the memory of a paused sandbox and starts it from its files.
     memory: Option<bool>,
 }
 
-/// `POST /v2/sandboxes/{id}/connect`, and v1's.
+/// `POST /v2/sandboxes/{id}/connect`, and its v1 form.
 pub async fn connect(
     state: State<App>,
     caller: Caller,
@@ -72,7 +72,7 @@ pub async fn connect(
     Ok(answered(&state.0, woken))
 }
 
-/// `POST /sandboxes/{id}/resume`: as old clients ask; a sandbox that runs is no use to them.
+/// `POST /sandboxes/{id}/resume`, for older clients. They expect an error for a sandbox that already runs.
 pub async fn resume(
     state: State<App>,
     caller: Caller,
@@ -92,7 +92,8 @@ fn answered(app: &App, (view, lease, was): (BodyView, Option<Lease>, Status)) ->
     (status, Json(sandbox::sandbox(app, &view, lease.as_ref()))).into_response()
 }
 
-/// Lets a Body go on if it does not run, and moves its deadline: later on one that runs, never earlier.
+/// Resumes or starts a Body that does not run, and extends its deadline; the deadline of a running Body is
+/// never shortened.
 async fn wake(
     app: &App,
     view: &BodyView,
@@ -125,7 +126,7 @@ async fn wake_now(
     if leased {
         fleet.leases().change(id, |lease| {
             if was != Status::Running {
-                // Its deadline is set when it goes on.
+                // The deadline is set when the Body resumes.
                 lease.timeout_ms = timeout.as_millis() as u64;
             } else if lease
                 .deadline_ms
@@ -168,7 +169,7 @@ pub struct RefreshRequest {
     duration: Option<i64>,
 }
 
-/// `POST /sandboxes/{id}/refreshes`: later, never earlier.
+/// `POST /sandboxes/{id}/refreshes`: extends the deadline, never shortens it.
 pub async fn refresh(
     State(app): State<App>,
     caller: Caller,
@@ -184,7 +185,7 @@ pub async fn refresh(
     change(&app, &caller, &id, later).await
 }
 
-/// Changes the deadline of a sandbox that runs.
+/// Changes the deadline of a running sandbox.
 async fn change(
     app: &App,
     caller: &Caller,
@@ -198,7 +199,7 @@ async fn change(
     if lease.is_none() {
         return Err(E2bRefusal::new(
             StatusCode::CONFLICT,
-            "this sandbox was not made here and has no end to move",
+            "this sandbox was not created through this API and has no deadline",
         ));
     }
     let body = view.id().clone();
@@ -241,7 +242,7 @@ pub struct ForkSandboxRequest {
     count: Option<u32>,
 }
 
-/// `POST /sandboxes/{id}/fork`: all of them or none.
+/// `POST /sandboxes/{id}/fork`: creates all forks or none.
 pub async fn fork(
     State(app): State<App>,
     caller: Caller,
@@ -259,7 +260,8 @@ pub async fn fork(
     let (body, terms) = (view.id().clone(), lease.clone());
     let making = async move |fleet: &Fleet| {
         let made = fleet.snapshots().fork_leased(&body, count, Some(terms)).await;
-        // Not before: whoever asked may be gone, and the forks are made all the same.
+        // The permit is released here and not earlier: the forks are created even if the caller has
+        // disconnected.
         drop(admitted);
         made
     };
@@ -270,7 +272,7 @@ pub async fn fork(
     Ok((StatusCode::CREATED, Json(forks)).into_response())
 }
 
-/// A fork is kept on the terms of its parent, for a time of its own.
+/// A fork gets the lease of its parent, with a deadline of its own.
 fn fork_lease(parent: Option<Lease>, timeout: Duration, caller: &Caller) -> Result<Lease, E2bRefusal> {
     let mut lease = parent.unwrap_or_else(|| Lease::new(timeout, Then::Kill));
     let token = lease.traffic_token.is_some().then(traffic_token).transpose()?;

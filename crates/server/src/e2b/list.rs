@@ -1,4 +1,4 @@
-//! Lists of sandboxes: filtered, in order, page by page.
+//! Lists of sandboxes, with filters, order and pages.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{App, Caller};
 
-/// `GET /sandboxes`: as old clients ask, all at once and only what runs.
+/// `GET /sandboxes`, for older clients: all running sandboxes in one response.
 pub async fn running(
     State(app): State<App>,
     caller: Caller,
@@ -47,7 +47,7 @@ pub async fn all(State(app): State<App>, caller: Caller, query: QueryPairs) -> R
     Ok(response)
 }
 
-/// What a list is to hold.
+/// The filter and order of a list.
 #[derive(Debug, Default)]
 struct ListFilter {
     states: Vec<String>,
@@ -88,19 +88,19 @@ impl ListFilter {
     }
 }
 
-/// Names and values were percent-encoded, then joined to a form, which encodes them again; the query's own encoding is
-/// undone already.
+/// Parses a metadata filter. Clients percent-encode names and values, then join them to a form, which encodes
+/// them again; the encoding of the query itself is already removed.
 fn metadata(form: &str) -> BTreeMap<String, String> {
     form_urlencoded::parse(form.as_bytes()).map(|(name, value)| (unquoted(&name), unquoted(&value))).collect()
 }
 
-/// Undoes percent-encoding; a `+` stays one.
+/// Decodes percent-encoding; a `+` stays a `+`.
 fn unquoted(text: &str) -> String {
     let whole = text.replace('+', "%2B").replace('&', "%26").replace('=', "%3D");
     form_urlencoded::parse(whole.as_bytes()).next().map(|(name, _)| name.into_owned()).unwrap_or_default()
 }
 
-/// A time as our own records spell it, to be compared as text.
+/// A time in the format of our records, which can be compared as text.
 fn in_utc(text: &str) -> Result<String, E2bRefusal> {
     let bad = || E2bRefusal::bad("startedAfter is not a time such as 2026-01-31T12:00:00Z");
     let at = super::metrics_logs::unix_ms(text).ok_or_else(bad)?;
@@ -129,12 +129,12 @@ async fn select(
     Ok(found)
 }
 
-/// Where a sandbox stands in a list.
+/// The sort key of a sandbox in a list.
 fn place(view: &BodyView, lease: Option<&Lease>) -> String {
     format!("{}_{}", sandbox::started_at(view, lease), view.id())
 }
 
-/// From where to where a page goes, and what asks for the next. Keys are in order.
+/// The range of a page, and the token of the next page. The keys are sorted.
 pub fn page(
     keys: &[String],
     token: Option<&str>,
@@ -159,13 +159,13 @@ mod tests {
 
     #[test]
     fn metadata_is_decoded_twice() {
-        // As the SDKs send it: urlencode({quote(name): quote(value)}).
+        // The SDKs send urlencode({quote(name): quote(value)}).
         let wanted = metadata("odd%2520key=a%2526b%253Dc%252F%25C3%25A9&smoke=x");
         assert_eq!(
             wanted,
             BTreeMap::from([("odd key".into(), "a&b=c/é".into()), ("smoke".into(), "x".into())])
         );
-        // As a person may send it, encoded once.
+        // A person may send it encoded once.
         assert_eq!(
             metadata("a%20b=1%2B1&c=d%3De"),
             BTreeMap::from([("a b".into(), "1+1".into()), ("c".into(), "d=e".into())])

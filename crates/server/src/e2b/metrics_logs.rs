@@ -1,4 +1,4 @@
-//! What sandboxes use, and what happened in them.
+//! Metrics and logs of sandboxes.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -39,7 +39,7 @@ pub async fn metrics(
     Ok(Json(samples.iter().filter(within).map(|sample| metric(&view, sample)).collect()))
 }
 
-/// `GET /sandboxes/metrics?sandbox_ids=a,b`: the newest of each.
+/// `GET /sandboxes/metrics?sandbox_ids=a,b`: the newest sample of each sandbox.
 pub async fn metrics_of_many(
     State(app): State<App>,
     caller: Caller,
@@ -55,7 +55,7 @@ pub async fn metrics_of_many(
     Ok(Json(json!({ "sandboxes": newest })))
 }
 
-/// What is known of a Body; of one that was just made, what is seen now.
+/// The usage history of a Body; takes a sample now if there is none yet.
 async fn known(app: &App, view: &BodyView) -> Result<Vec<UsageSample>, E2bRefusal> {
     if app.samples().of(view.id()).is_empty() && view.status == Status::Running {
         let (samples, id) = (app.samples().clone(), view.id().clone());
@@ -109,7 +109,7 @@ pub async fn logs_v2(
     Ok(Json(json!({ "logs": entries(&app, &caller, &id, &query, "cursor").await? })))
 }
 
-/// The events of a Body, in the words of a log.
+/// The events of a Body as log entries.
 async fn entries(
     app: &App,
     caller: &Caller,
@@ -169,7 +169,7 @@ fn level_number(level: &str) -> Result<usize, E2bRefusal> {
     known.ok_or_else(|| E2bRefusal::bad("level is not one of debug, info, warn, error"))
 }
 
-/// Milliseconds since 1970 of a time such as `2026-01-31T12:00:00.5+01:00`.
+/// Parses a time such as `2026-01-31T12:00:00.5+01:00` to milliseconds since 1970.
 pub fn unix_ms(text: &str) -> Option<u64> {
     let (date, rest) = text.split_at_checked(10)?;
     let rest = rest.strip_prefix(['T', 't', ' '])?;

@@ -1,10 +1,11 @@
-//! The control plane as E2B's SDKs speak it.
+//! The control plane in the API of E2B's SDKs.
 //!
-//! A sandbox is a Body, its `templateID` what it was made from, its end a lease. What E2B has and this server has not
-//! (volumes, secrets, identity tokens) is refused by name, never taken and forgotten.
+//! A sandbox is a Body, its `templateID` is the template of the Body, and its end time is a lease. The server
+//! refuses features that E2B has and it lacks (volumes, secrets, identity tokens) with an error that names
+//! them; it never ignores them.
 //!
 //! Invariant: every refusal is JSON with `code` and `message`: the SDKs parse nothing else.
-//! Invariant: a key sees and touches the Bodies it asked for, and an admin's every Body.
+//! Invariant: a key sees and changes the Bodies that it created, an admin key every Body.
 
 mod builds;
 mod create;
@@ -29,7 +30,7 @@ use crate::App;
 
 pub use error::E2bRefusal;
 
-/// Its routes, and the answer to whatever is no route of anybody's.
+/// The routes of the E2B API, and the fallback for unknown routes.
 pub fn router(app: &App) -> Router<App> {
     Router::new()
         .route("/sandboxes", post(create::v1).get(list::running))
@@ -71,7 +72,7 @@ pub fn router(app: &App) -> Router<App> {
             E2bRefusal::new(StatusCode::METHOD_NOT_ALLOWED, "this route has no such method")
         })
         .layer(from_fn_with_state(app.clone(), extract::admit))
-        // The address itself is the permission: clients send these files with no key.
+        // The URL itself is the permission: clients upload these files without a key.
         .route("/templates/{id}/files/{hash}", put(builds::upload))
 }
 

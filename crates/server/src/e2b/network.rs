@@ -1,7 +1,7 @@
-//! E2B's network object: checked, kept, and enforced as far as a Body's network goes.
+//! E2B's network object: the server validates it, stores it, and enforces it as far as a Body has a network.
 //!
-//! A Body of this version reaches nothing but its own loopback, so every rule that forbids holds, and one that allows
-//! allows nothing yet.
+//! A Body of this version reaches only its own loopback, so every rule that forbids is enforced, and a rule
+//! that allows has no effect yet.
 
 use axum::{
     extract::{Path, State},
@@ -18,7 +18,7 @@ use crate::{App, Caller};
 
 const RULES_MAX: usize = 1000;
 
-/// `PUT /sandboxes/{id}/network`: replaces what goes out; who may come in stays.
+/// `PUT /sandboxes/{id}/network`: replaces the egress rules; the ingress rules stay.
 pub async fn replace(
     State(app): State<App>,
     caller: Caller,
@@ -46,7 +46,7 @@ pub async fn replace(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// The object as it is kept, or what is wrong with it.
+/// Validates the object, and returns it in the form that is stored.
 pub fn checked(network: Option<Value>, internet: Option<bool>) -> Result<Value, E2bRefusal> {
     let mut network = match network {
         None | Some(Value::Null) => Map::new(),
@@ -68,7 +68,7 @@ pub fn checked(network: Option<Value>, internet: Option<bool>) -> Result<Value, 
         ("httpsPorts", network.get("httpsPorts").is_none_or(Value::is_array)),
     ];
     if let Some((name, _)) = typed.iter().find(|(_, right)| !right) {
-        return Err(E2bRefusal::bad(format!("network.{name} is not of its type")));
+        return Err(E2bRefusal::bad(format!("network.{name} has the wrong type")));
     }
     if let Some(internet) = internet {
         network.insert("allowInternetAccess".into(), internet.into());
@@ -87,7 +87,7 @@ fn check_places(
         .ok_or_else(|| E2bRefusal::bad(format!("network.{name} is not a list of at most {RULES_MAX}")))?;
     match places.iter().find(|place| !place.as_str().is_some_and(is_good)) {
         Some(odd) => {
-            Err(E2bRefusal::bad(format!("network.{name} holds {odd}, which is no place it can hold")))
+            Err(E2bRefusal::bad(format!("network.{name} holds {odd}, which is not a valid address or name")))
         }
         None => Ok(()),
     }

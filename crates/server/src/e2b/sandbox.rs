@@ -1,4 +1,4 @@
-//! A Body as E2B's clients see it.
+//! Bodies in the JSON format of E2B's clients.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -7,13 +7,13 @@ use serde_json::{Value, json};
 
 use crate::App;
 
-/// What the SDKs choose their features by.
+/// The envd version; the SDKs choose their features by it.
 pub const ENVD_VERSION: &str = "0.6.4";
 const CLIENT: &str = "palisade";
-/// The end of what has none.
+/// The end time of a sandbox that has none.
 const NEVER: &str = "9999-12-31T23:59:59Z";
 
-/// What create and connect answer.
+/// The response of create and connect.
 pub fn sandbox(app: &App, view: &BodyView, lease: Option<&Lease>) -> Value {
     let mut sandbox = json!({
         "templateID": view.spec.template,
@@ -30,7 +30,7 @@ pub fn sandbox(app: &App, view: &BodyView, lease: Option<&Lease>) -> Value {
     sandbox
 }
 
-/// What list answers of each.
+/// One item of a list.
 pub fn listed(view: &BodyView, lease: Option<&Lease>) -> Value {
     let limits = &view.spec.limits;
     let mut listed = json!({
@@ -56,7 +56,7 @@ pub fn listed(view: &BodyView, lease: Option<&Lease>) -> Value {
     listed
 }
 
-/// What info answers.
+/// The response of info.
 pub fn detail(app: &App, view: &BodyView, lease: Option<&Lease>) -> Value {
     let mut detail = listed(view, lease);
     detail["envdAccessToken"] = app.fleet().token(view.id()).into();
@@ -68,7 +68,8 @@ pub fn detail(app: &App, view: &BodyView, lease: Option<&Lease>) -> Value {
     });
     let mut network = lease.network.clone();
     network.as_object_mut().and_then(|network| network.remove("allowInternetAccess"));
-    // What is so, and not what was asked for: a Body of this version reaches nothing but its own loopback.
+    // Reports what is enforced and not what was requested: a Body of this version reaches only its own
+    // loopback.
     detail["allowInternetAccess"] = false.into();
     if network.as_object().is_some_and(|network| !network.is_empty()) {
         detail["network"] = network;
@@ -76,7 +77,8 @@ pub fn detail(app: &App, view: &BodyView, lease: Option<&Lease>) -> Value {
     detail
 }
 
-/// Running or paused: what has ended without being removed can be connected to again, and then has its files.
+/// Running or paused. A Body that ended without being removed counts as paused: a client can connect to it
+/// again, and finds its files.
 pub fn state(status: Status) -> &'static str {
     match status {
         Status::Running => "running",
@@ -92,12 +94,12 @@ fn pause_mode(status: Status, lease: Option<&Lease>) -> Option<&'static str> {
     }
 }
 
-/// Processors, rounded up: E2B knows only whole ones.
+/// CPUs, rounded up: E2B uses whole numbers.
 pub fn cpu_count(view: &BodyView) -> u32 {
     view.spec.limits.cpu_milli.div_ceil(1000)
 }
 
-/// Since when it runs.
+/// When the sandbox started.
 pub fn started_at(view: &BodyView, lease: Option<&Lease>) -> String {
     lease.map_or_else(|| view.spec.created_at.clone(), |lease| lease.since.clone())
 }
@@ -106,12 +108,13 @@ fn end_at(lease: Option<&Lease>) -> String {
     let Some(lease) = lease else { return NEVER.to_owned() };
     match lease.deadline_ms {
         Some(deadline) => clock::rfc3339(UNIX_EPOCH + Duration::from_millis(deadline)),
-        // Paused: it has no end; what is said is where its last time began, which lies in the past.
+        // A paused sandbox has no end time. The response gives the start of its last run, which is in the
+        // past.
         None => lease.since.clone(),
     }
 }
 
-/// Where ports of Bodies are: callers put `<port>-<id>.` before it.
+/// The domain of ports of Bodies: clients put `<port>-<id>.` before it.
 fn domain(app: &App) -> String {
     match app.address().port() {
         80 | 443 => app.config().domain.clone(),

@@ -1,4 +1,4 @@
-//! Snapshots of sandboxes, which are templates to E2B.
+//! Snapshots of sandboxes. To E2B's clients they are templates.
 
 use axum::{
     Json,
@@ -56,7 +56,7 @@ pub async fn list(State(app): State<App>, caller: Caller, query: QueryPairs) -> 
     Ok(response)
 }
 
-/// By its name where it has one; with the one tag that it has.
+/// Uses the snapshot's name if it has one; a snapshot has exactly one tag.
 fn snapshot_json(snapshot: &SnapshotView) -> Value {
     let tagged = |name: &str| if name.contains(':') { name.to_owned() } else { format!("{name}:default") };
     let names: Vec<String> = snapshot.name.iter().map(|name| tagged(name)).collect();

@@ -1,7 +1,7 @@
-//! What sandboxes can be made from.
+//! Templates of sandboxes.
 //!
-//! Templates and snapshots are one thing to E2B's clients. Who may see one: its owner, an admin, and everybody where it
-//! is public or was made by whoever runs this server.
+//! To E2B's clients, templates and snapshots are the same. A template is visible to its owner and to an
+//! admin; a public template, or one of the server's operator, is visible to every key.
 
 use axum::{
     Json,
@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use super::{E2bRefusal, create::template, extract::JsonRequest, sandbox::ENVD_VERSION};
 use crate::{App, Caller, authz};
 
-/// Templates that are there without anybody having made them.
+/// Templates that always exist.
 const BUILT_IN: [&str; 1] = ["host"];
 
 /// `GET /templates`.
@@ -67,7 +67,7 @@ fn template_json(view: &TemplateView) -> Value {
     told
 }
 
-/// All its names.
+/// All names of a template.
 pub fn names_of(template: &Template) -> Vec<&str> {
     std::iter::once(template.name.as_str()).chain(template.aliases.iter().map(String::as_str)).collect()
 }
@@ -98,7 +98,7 @@ pub async fn alias(
         owned_or_public(&caller, &found, &alias)?;
         return Ok(Json(json!({ "templateID": found.id, "public": found.public })));
     }
-    // Made when it is first used.
+    // The server creates these templates at their first use.
     if alias == BASE || alias == INTERPRETER {
         return Ok(Json(json!({ "templateID": alias, "public": true })));
     }
@@ -106,7 +106,7 @@ pub async fn alias(
     Ok(Json(json!({ "templateID": found, "public": false })))
 }
 
-/// `DELETE /templates/{id}`: a template, or a snapshot.
+/// `DELETE /templates/{id}`: removes a template or a snapshot.
 pub async fn remove(
     State(app): State<App>,
     caller: Caller,
@@ -126,7 +126,7 @@ pub async fn remove(
     }
 }
 
-/// What `PATCH /v2/templates/{id}` asks for.
+/// The body of `PATCH /v2/templates/{id}`.
 #[derive(Debug, Deserialize)]
 pub struct TemplateUpdate {
     public: Option<bool>,
@@ -161,7 +161,7 @@ pub async fn tags(
     Ok(Json(tags.collect()))
 }
 
-/// What `POST /templates/tags` asks for.
+/// The body of `POST /templates/tags`.
 #[derive(Debug, Deserialize)]
 pub struct AddTagsRequest {
     target: String,
@@ -182,7 +182,7 @@ pub async fn tag(
     Ok((StatusCode::CREATED, Json(json!({ "tags": told, "buildID": build }))))
 }
 
-/// What `DELETE /templates/tags` asks for.
+/// The body of `DELETE /templates/tags`.
 #[derive(Debug, Deserialize)]
 pub struct RemoveTagsRequest {
     name: String,
@@ -202,31 +202,31 @@ pub async fn untag(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// `GET /teams`: the one that everybody here is in.
+/// `GET /teams`: the one team that all keys belong to.
 pub async fn teams(_: Caller) -> Json<Value> {
     Json(json!([{ "teamID": "palisade", "name": "palisade", "apiKey": "", "isDefault": true }]))
 }
 
-/// A template of that name or id, whosever it is.
+/// Finds a template by name or id, whatever its owner.
 pub async fn find(app: &App, asked: &str) -> Result<Option<Template>, E2bRefusal> {
-    // A few small files: not worth a thread of its own.
+    // This reads a few small files, which is not worth a thread.
     if BUILT_IN.contains(&asked) { Ok(None) } else { Ok(app.fleet().templates().find(asked)?) }
 }
 
-/// One that is there and the caller may see.
+/// Finds a template that exists and that the caller may see.
 pub async fn known(app: &App, caller: &Caller, asked: &str) -> Result<Template, E2bRefusal> {
     let found = find(app, asked).await?.filter(|found| authz::may_see_template(caller, found));
     found.ok_or_else(|| unknown(asked))
 }
 
-/// Lets a caller make sandboxes of a template: one of its own, of everybody's, or none at all, which others judge. What
-/// the product makes itself is made now, if it is not there.
+/// Checks that a caller may create sandboxes from a template: its own, or a public one. A name that is no
+/// template passes; later checks report it. Creates a built-in template if it does not exist yet.
 pub async fn usable(app: &App, caller: &Caller, asked: &str) -> Result<(), E2bRefusal> {
     let bare = template(asked);
     match find(app, asked).await? {
         Some(found) => owned_or_public(caller, &found, asked),
         None if bare == BASE || bare == INTERPRETER => {
-            // It goes on also when this caller gives up waiting, and the next one finds it done.
+            // The build continues even if this caller stops waiting, and the next caller finds it done.
             app.blocking(async move |fleet: &Fleet| fleet.builds().setup(&bare, &mut |_| ()).map(drop))
                 .await?;
             Ok(())
@@ -242,7 +242,7 @@ fn owned_or_public(caller: &Caller, template: &Template, asked: &str) -> Result<
     if authz::may_see_template(caller, template) { Ok(()) } else { Err(forbidden(asked)) }
 }
 
-/// Refuses whoever is neither its owner nor an admin.
+/// Refuses a caller that is neither the template's owner nor an admin.
 pub fn owned(caller: &Caller, template: &Template, asked: &str) -> Result<(), E2bRefusal> {
     if authz::may_change_template(caller, template) { Ok(()) } else { Err(forbidden(asked)) }
 }
@@ -254,7 +254,7 @@ fn forbidden(asked: &str) -> E2bRefusal {
     )
 }
 
-/// The id of a snapshot that is there for this caller, or of what is always there.
+/// The id of a snapshot that this caller may see, or of a built-in template.
 async fn snapshot(app: &App, caller: &Caller, asked: &str) -> Result<String, E2bRefusal> {
     let key = template(asked);
     if BUILT_IN.contains(&key.as_str()) {

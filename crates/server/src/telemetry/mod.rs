@@ -1,8 +1,9 @@
-//! Traces and metrics for whoever collects them, in OpenTelemetry's protocol. Off unless somebody names a collector.
+//! Traces and metrics in OpenTelemetry's protocol. Off unless the operator names a collector.
 //!
-//! Invariant: a collector that is slow, gone or hostile costs nothing but what it would have been told: what does not
-//! fit is dropped, and nobody who asks for something waits for it.
-//! Invariant: no query, no header and no path of a program in a Body is told; ids of Bodies and paths of our own are.
+//! Invariant: a collector that is slow, unreachable or hostile costs only its own data: the server drops what
+//! does not fit its queues, and no request waits for the collector.
+//! Invariant: the server exports no query, no header and no path of a program in a Body; it exports ids of
+//! Bodies and its own paths.
 
 mod send;
 
@@ -31,14 +32,14 @@ use tracing_subscriber::registry::LookupSpan;
 
 use crate::App;
 
-/// How often it is told what there is.
+/// How often metrics are exported.
 const EVERY: Duration = Duration::from_secs(15);
 const EXPORT_WAIT: Duration = Duration::from_secs(10);
-/// How long the last words may take.
+/// How long the last export may take.
 const LAST_WAIT: Duration = Duration::from_secs(5);
 const NAME: &str = "palisade";
 
-/// The way to a collector.
+/// The exporters to a collector.
 #[derive(Debug, Clone)]
 pub struct Telemetry {
     tracer: SdkTracer,
@@ -50,13 +51,16 @@ pub struct Telemetry {
 }
 
 impl Telemetry {
-    /// Opens the way to the collector at that address, such as `http://127.0.0.1:4318`.
+    /// Starts the export to the collector at this address, such as `http://127.0.0.1:4318`.
     pub fn start(url: &str, runtime: &tokio::runtime::Handle) -> Result<Self, Failure> {
         let base = url.trim_end_matches('/');
         let wrong = |why: String| {
-            Failure::new(Kind::Usage, format!("cannot tell a collector at {:?}", proto::text::visible(url)))
-                .because(why)
-                .hint("give its address: --otlp http://127.0.0.1:4318")
+            Failure::new(
+                Kind::Usage,
+                format!("cannot export to a collector at {:?}", proto::text::visible(url)),
+            )
+            .because(why)
+            .hint("give its address: --otlp http://127.0.0.1:4318")
         };
         let sender = send::OtlpSender::new(base, runtime.clone()).map_err(wrong)?;
         let failed = |error: opentelemetry_otlp::ExporterBuildError| wrong(error.to_string());
@@ -81,7 +85,7 @@ impl Telemetry {
         let about = KeyValue::new("service.version", env!("CARGO_PKG_VERSION"));
         let resource = Resource::builder_empty().with_service_name(NAME).with_attribute(about).build();
         let traces =
-            // A caller's word that its trace is not kept hides nothing here.
+            // The server exports a request's trace even if the caller marks it as not sampled.
             SdkTracerProvider::builder().with_sampler(Sampler::AlwaysOn).with_batch_exporter(spans).with_resource(resource.clone()).build();
         let reader = PeriodicReader::builder(metrics).with_interval(EVERY).build();
         let meters = SdkMeterProvider::builder().with_reader(reader).with_resource(resource).build();
@@ -103,7 +107,7 @@ impl Telemetry {
         })
     }
 
-    /// What makes spans of `tracing` those of OpenTelemetry.
+    /// The layer that exports spans of `tracing`.
     pub fn layer<S>(&self) -> OpenTelemetryLayer<S, SdkTracer>
     where
         S: tracing::Subscriber + for<'span> LookupSpan<'span>,
@@ -115,7 +119,7 @@ impl Telemetry {
             .with_target(false)
     }
 
-    /// Counts an answer.
+    /// Counts a response.
     pub(crate) fn answered(
         &self,
         surface: &'static str,
@@ -151,31 +155,31 @@ impl Telemetry {
         Ok(())
     }
 
-    /// Tells what is still to be told. Not to be called where a runtime waits for it.
+    /// Exports the remaining data. It blocks, so it must not be called on a runtime's thread.
     pub fn finish(&self) {
-        // What a collector does not take at the end is lost, as it would be at any other time.
+        // Data that the collector does not take at the end is lost, as at any other time.
         let _ = self.traces.shutdown_with_timeout(LAST_WAIT);
         let _ = self.meters.shutdown_with_timeout(LAST_WAIT);
     }
 }
 
-/// Looks at what there is, again and again.
+/// Measures the gauges periodically.
 pub(crate) async fn run(app: App) {
     let Some(telemetry) = app.config().telemetry.clone() else { return };
     let mut ticks = tokio::time::interval(EVERY / 2);
     loop {
         ticks.tick().await;
-        // What cannot be counted now is counted next time.
+        // If a measurement fails, the next one replaces it.
         let _ = telemetry.look(&app).await;
     }
 }
 
-/// As much of a stranger's text as a span may hold: many spans wait where nobody collects them.
+/// Shortens a caller's text for a span: many spans wait in memory while the collector is unreachable.
 fn cut(text: &str) -> &str {
     &text[..text.floor_char_boundary(256)]
 }
 
-/// The span of a request: part of the caller's trace, if it names one.
+/// The span of a request: part of the caller's trace, if the request names one.
 pub(crate) fn span(
     surface: &'static str,
     method: &Method,

@@ -1,4 +1,4 @@
-//! How what is told travels: HTTP, one connection for each message, on the server's own runtime.
+//! The transport of telemetry: HTTP, one connection for each message, on the server's own runtime.
 
 use std::{io, pin::Pin, sync::Arc, time::Duration};
 
@@ -29,9 +29,9 @@ impl std::fmt::Debug for OtlpSender {
 }
 
 impl OtlpSender {
-    /// To a collector at that address.
+    /// A sender to the collector at this address.
     pub fn new(url: &str, runtime: Handle) -> Result<Self, String> {
-        let uri: Uri = url.parse().map_err(|_| "it is no address")?;
+        let uri: Uri = url.parse().map_err(|_| "it is not a URL")?;
         let host = uri.host().filter(|host| !host.is_empty()).ok_or("it names no host")?.to_owned();
         let (port, tls) = match uri.scheme_str() {
             Some("http") => (80, None),
@@ -63,7 +63,7 @@ impl HttpClient for OtlpSender {
         'life: 'sent,
         Self: 'sent,
     {
-        // Whoever exports has a thread of its own, on which no socket could be waited for.
+        // The exporter calls this on a thread of its own, which has no runtime for sockets.
         let sender = self.clone();
         let sent = self.runtime.spawn(async { tokio::time::timeout(PATIENCE, sender.send(request)).await });
         Box::pin(async move { sent.await?.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))? })
@@ -86,7 +86,7 @@ where
     Ok(Response::from_parts(parts, Limited::new(body, ANSWER_LEN_MAX).collect().await?.to_bytes()))
 }
 
-/// Whom this machine trusts.
+/// The certificate authorities that this host trusts.
 fn trust() -> Arc<ClientConfig> {
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);

@@ -1,8 +1,10 @@
-//! One terminal: reads what its command writes, keeps its screen, and passes it on.
+//! The task of one terminal: reads the output of its command, keeps its screen, and sends the output to
+//! viewers.
 //!
-//! One task owns all of it. While it owes somebody a piece it reads no further, and so the command waits: as in any
-//! terminal that is not read. It waits for one who types alone for as long as that connection lives; one who only
-//! watches, or watches with others, is given up after a moment and gets the screen later.
+//! One task owns all of this. While a chunk waits for a viewer, the task reads no further output, so the
+//! command blocks, as in any terminal that is not read. The task waits for a sole viewer that may type as
+//! long as its connection lives. It stops waiting for other viewers after a second, and sends them the screen
+//! later.
 
 use std::{sync::Arc, time::Instant};
 
@@ -18,18 +20,18 @@ use super::{
 const ORDERS_MAX: usize = 64;
 const VIEWERS_MAX: usize = 64;
 
-/// What the task is asked to do.
+/// A request to the task.
 pub enum TerminalOrder {
-    /// Let somebody watch; answered with its seat, or not at all if there is none left.
+    /// Adds a viewer; the answer is its seat, or none if there are too many viewers.
     Join(ViewerRight, Option<TtySize>, oneshot::Sender<Option<ViewerSeat>>),
-    /// The command's terminal has a new size.
+    /// The terminal has a new size.
     Resized(TtySize),
 }
 
-/// Reaches the task of a terminal.
+/// The channel to the task of a terminal.
 pub type TerminalOrders = mpsc::Sender<TerminalOrder>;
 
-/// The task's own end.
+/// The state of the task.
 pub struct TerminalActor {
     orders: mpsc::Receiver<TerminalOrder>,
     room: Arc<Notify>,
@@ -43,7 +45,7 @@ impl TerminalActor {
         (Self { orders, room: Arc::default(), screen: Screen::new(size), viewers: Vec::new() }, sender)
     }
 
-    /// Until the command has ended.
+    /// Runs until the command has ended.
     pub async fn run(mut self, mut exec: Exec<'_>) {
         let (control, pid) = (ControlBox(exec.control()), exec.pid());
         let heard = loop {
@@ -54,7 +56,7 @@ impl TerminalActor {
             tokio::select! {
                 order = self.orders.recv() => match order {
                     Some(order) => self.handle_order(order, &control, pid),
-                    // Nobody can ask for it any more: the server stops. The command runs on.
+                    // All senders are dropped because the server stops. The command keeps running.
                     None => return,
                 },
                 output = exec.next(), if !owed => match output {
@@ -85,7 +87,7 @@ impl TerminalActor {
                     self.viewers.push(viewer);
                     ViewerSeat { frames, room: self.room.clone(), control: control.clone(), pid }
                 });
-                // One who left in the meantime is found to be gone.
+                // If the viewer has disconnected since, the next send notices it.
                 let _ = answer.send(seat);
             }
             TerminalOrder::Resized(size) => self.set_size(size),
@@ -112,13 +114,14 @@ impl TerminalActor {
 
     fn sync_viewers(&mut self) {
         let Self { viewers, screen, .. } = self;
-        // One who is behind gets the screen with all that was passed on, and so with what others are still owed.
+        // A viewer that is behind gets the screen, which includes all output so far, also chunks that still
+        // wait for other viewers.
         for viewer in viewers.iter_mut().filter(|viewer| !viewer.is_even()) {
             viewer.settle(|| ViewerFrame::Screen(screen.size(), screen.restore()));
         }
     }
 
-    /// When to give somebody up; never for one who types alone.
+    /// When to stop waiting for a viewer; never for a sole viewer that may type.
     fn deadline(&self) -> Option<Instant> {
         match &self.viewers[..] {
             [alone] if alone.right == ViewerRight::Type => None,

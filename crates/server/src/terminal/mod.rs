@@ -1,11 +1,11 @@
-//! Terminals of Bodies: each one process, its screen, and those who watch it.
+//! Terminals of Bodies: each has a process, a screen and viewers.
 //!
-//! A terminal is a command in a Body with a tag, so it is found again by whoever asks for its name: the same server, or
-//! the next one after this was killed. Nobody has to watch: then its output goes to the screen alone.
+//! A terminal is a command in a Body with a tag, so any server finds it again by its name, also after a
+//! server was killed. A terminal needs no viewers: without them, its output goes only to the screen.
 //!
-//! Invariant: nobody who watches misses a byte or gets one out of order without being told: who falls behind is either
-//! waited for, or gets a resync and then the screen as it is.
-//! Invariant: what waits for one viewer is bounded, whatever the viewer does.
+//! Invariant: a viewer gets all output in order, or gets a resync: if a viewer falls behind, the task either
+//! waits for it or sends it the current screen.
+//! Invariant: the queue of one viewer is bounded, whatever the viewer does.
 
 mod actor;
 mod registry;
@@ -19,12 +19,12 @@ pub use actor::{TerminalOrder, TerminalOrders};
 pub use registry::{TerminalRequest, Terminals};
 pub use viewer::{ViewerFrame, ViewerRight, ViewerSeat};
 
-/// Largest terminal; a cell of the screen is some twenty bytes, for each of two screens.
+/// The largest terminal; a cell takes about twenty bytes in each of two screens.
 const COLS_MAX: u16 = 1000;
 const ROWS_MAX: u16 = 500;
 const NAME_LEN_MAX: usize = 64;
 
-/// A size that a terminal can have.
+/// Checks the size of a terminal.
 pub fn check_size(cols: i64, rows: i64) -> Result<TtySize, Failure> {
     let fit = |count: i64, max: u16| u16::try_from(count).ok().filter(|count| (1..=max).contains(count));
     match (fit(cols, COLS_MAX), fit(rows, ROWS_MAX)) {
@@ -34,24 +34,27 @@ pub fn check_size(cols: i64, rows: i64) -> Result<TtySize, Failure> {
     }
 }
 
-/// A name that a terminal can have.
+/// Checks the name of a terminal.
 pub fn check_name(name: &str) -> Result<(), Failure> {
     let plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
     if !name.is_empty() && name.len() <= NAME_LEN_MAX && name.chars().all(plain) {
         return Ok(());
     }
-    Err(Failure::new(Kind::Usage, format!("{:?} cannot name a terminal", proto::text::visible(name)))
-        .hint(format!("use 1 to {NAME_LEN_MAX} letters, digits, `-` or `_`")))
+    Err(Failure::new(
+        Kind::Usage,
+        format!("{:?} is not a valid name for a terminal", proto::text::visible(name)),
+    )
+    .hint(format!("use 1 to {NAME_LEN_MAX} letters, digits, `-` or `_`")))
 }
 
 const TAG: &str = "terminal:";
 
-/// The tag of the command behind a terminal.
+/// The tag of the command of a terminal.
 fn tag(name: &str) -> String {
     format!("{TAG}{name}")
 }
 
-/// The terminal behind a tag.
+/// The terminal name in a tag.
 pub fn name_of(tag: &str) -> Option<&str> {
     tag.strip_prefix(TAG)
 }

@@ -1,4 +1,4 @@
-//! Which terminals are held here, and how one that is asked for is found or made.
+//! The registry of terminals: finds a requested terminal or starts it.
 
 use std::{
     collections::HashMap,
@@ -16,38 +16,38 @@ use super::{
 };
 use crate::App;
 
-/// How often a terminal that ends in this very moment is asked for again.
+/// How many times to retry when a terminal ends at this very moment.
 const TRIES: usize = 3;
 
 type TerminalKey = (BodyId, String);
 type TerminalSlot = Arc<Mutex<Option<TerminalOrders>>>;
 
-/// All terminals that this server holds.
+/// All terminals that this server follows.
 #[derive(Debug, Clone, Default)]
 pub struct Terminals(Arc<Plain<HashMap<TerminalKey, TerminalSlot>>>);
 
-/// A terminal that is asked for.
+/// A request for a terminal.
 #[derive(Debug, Clone)]
 pub struct TerminalRequest {
-    /// Where.
+    /// The Body.
     pub body: BodyId,
-    /// Which.
+    /// The name of the terminal.
     pub name: String,
-    /// What the caller may do.
+    /// The rights of the viewer.
     pub right: ViewerRight,
-    /// How large it is to be; of one that runs, none leaves it as it is.
+    /// The size; none keeps the size of a running terminal.
     pub size: Option<TtySize>,
-    /// What runs in it, if it must be made.
+    /// The command to start if the terminal does not run.
     pub command: ExecRequest,
 }
 
 impl Terminals {
-    /// How many there are.
+    /// The number of terminals.
     pub fn count(&self) -> usize {
         self.slots().len()
     }
 
-    /// A seat at a terminal, which is made if there is none and the caller may type.
+    /// Joins a terminal, and starts it if it does not run and the caller may type.
     pub async fn join(
         &self,
         app: &App,
@@ -68,7 +68,7 @@ impl Terminals {
                     return Ok((seat, orders));
                 }
                 Ok(None) => {
-                    return Err(Failure::new(Kind::Limit, "too many watch this terminal")
+                    return Err(Failure::new(Kind::Limit, "this terminal has too many viewers")
                         .hint("close one that you no longer need"));
                 }
                 Err(_) => continue,
@@ -81,7 +81,7 @@ impl Terminals {
     async fn find_or_make(&self, app: &App, asked: &TerminalRequest) -> Result<TerminalOrders, Failure> {
         let key = (asked.body.clone(), asked.name.clone());
         let slot = self.slots().entry(key.clone()).or_default().clone();
-        // Two who ask for the same terminal at once get the same one.
+        // Two requests for the same terminal at the same time get the same one.
         let mut held = slot.lock().await;
         if let Some(orders) = held.as_ref().filter(|orders| !orders.is_closed()) {
             return Ok(orders.clone());
@@ -101,7 +101,7 @@ impl Terminals {
         }
     }
 
-    /// Starts the task of a terminal; answers when its command is found or has started.
+    /// Starts the task of a terminal; returns when its command was found or has started.
     async fn begin(&self, app: &App, asked: &TerminalRequest) -> Result<TerminalOrders, Failure> {
         let (told, answer) = oneshot::channel();
         let (app, terminals, asked) = (app.clone(), self.clone(), asked.clone());
@@ -132,10 +132,12 @@ impl Terminals {
                 Err(failure) => drop(told.send(Err(failure))),
             }
         });
-        answer.await.unwrap_or_else(|_| Err(Failure::new(Kind::Internal, "the terminal's task was lost")))
+        answer.await.unwrap_or_else(|_| {
+            Err(Failure::new(Kind::Internal, "the task of the terminal ended unexpectedly"))
+        })
     }
 
-    /// Drops the slot of a terminal that has ended, unless somebody is asking for it right now.
+    /// Drops the slot of a terminal that has ended, unless a request is using it.
     fn forget(&self, key: &TerminalKey) {
         let mut slots = self.slots();
         let unused = |slot: &TerminalSlot| {

@@ -1,36 +1,36 @@
-//! What a terminal shows, kept beside it so that it can be shown again to whoever comes later.
+//! A terminal emulator that keeps the current screen of a terminal, to show it to viewers that join later.
 //!
-//! Trust: what is fed comes out of a Body. It may be no text at all, and a flaw in reading it must not be more than a
-//! blank screen; so a panic is caught here and the screen begins anew.
-//! Invariant: memory is bounded by the size of the screen, whatever is fed; there is no scrollback.
-//! Absent: characters that combine with the one before them are not kept.
+//! Trust: the input comes from a Body. It may not be text at all, and a bug in the emulator must cause no
+//! more than a blank screen; so this module catches panics and starts with a new screen.
+//! Invariant: the size of the screen bounds its memory, whatever the input; there is no scrollback.
+//! Absent: combining characters are not kept.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use bytes::Bytes;
 use fleet::TtySize;
 
-/// A terminal of the kind that everybody emulates.
+/// An emulated xterm-like terminal.
 pub struct Screen {
     terminal: Option<avt::Terminal>,
     size: TtySize,
-    /// The first bytes of a character whose rest is still to come.
+    /// The first bytes of a UTF-8 character whose rest has not arrived yet.
     partial: Vec<u8>,
     modes: TerminalModes,
 }
 
 impl Screen {
-    /// A blank one.
+    /// A blank screen.
     pub fn new(size: TtySize) -> Self {
         Self { terminal: blank(size), size, partial: Vec::new(), modes: TerminalModes::default() }
     }
 
-    /// How large it is.
+    /// The size of the screen.
     pub fn size(&self) -> TtySize {
         self.size
     }
 
-    /// Shows what a program wrote.
+    /// Processes output of a program.
     pub fn feed(&mut self, bytes: &[u8]) {
         self.modes.feed(bytes);
         let joined;
@@ -46,13 +46,13 @@ impl Screen {
         self.guarded(|terminal| terminal.feed(text.as_str()));
     }
 
-    /// Another size; text flows as it does in the terminals of people.
+    /// Changes the size; text reflows as in common terminals.
     pub fn resize(&mut self, size: TtySize) {
         self.size = size;
         self.guarded(|terminal| terminal.resize(size.cols.into(), size.rows.into()));
     }
 
-    /// What makes a terminal of the same size show the same and go on from here.
+    /// The bytes that bring a terminal of the same size to the same state.
     pub fn restore(&self) -> Bytes {
         let shown = || self.terminal.as_ref().map(avt::Terminal::dump).unwrap_or_default();
         let shown = catch_unwind(AssertUnwindSafe(shown)).unwrap_or_default();
@@ -81,7 +81,7 @@ fn blank(size: TtySize) -> Option<avt::Terminal> {
     avt::Terminal::with_scrollback(size.cols.into(), size.rows.into(), Some(0)).ok()
 }
 
-/// Text, with what is no text replaced, and the beginning of a character at the end.
+/// Decodes UTF-8, replaces invalid bytes, and returns an incomplete character at the end separately.
 fn decode(bytes: &[u8]) -> (String, &[u8]) {
     let mut text = String::with_capacity(bytes.len());
     let mut rest = bytes;
@@ -106,7 +106,8 @@ fn decode(bytes: &[u8]) -> (String, &[u8]) {
     }
 }
 
-/// Private modes that change what a terminal sends, which the screen itself does not keep: mouse, focus, paste, keypad.
+/// Private modes that change the input that a terminal sends and that the emulator does not keep: mouse,
+/// focus, paste, keypad.
 const PRIVATE: [u16; 8] = [1000, 1002, 1003, 1004, 1005, 1006, 1015, 2004];
 const PARAMETERS_LEN_MAX: usize = 64;
 
@@ -129,7 +130,7 @@ enum ScreenPlace {
 
 impl TerminalModes {
     fn feed(&mut self, bytes: &[u8]) {
-        // Most output holds no escape at all.
+        // Most output has no escape sequence.
         let mut rest = bytes;
         while !rest.is_empty() {
             if self.place == ScreenPlace::Text {
@@ -167,7 +168,7 @@ impl TerminalModes {
                 self.switch(byte == b'h');
                 ScreenPlace::Text
             }
-            // Some other sequence: whatever it is, the next escape begins the next one.
+            // Another sequence: the next escape begins a new one.
             _ => ScreenPlace::Text,
         };
     }

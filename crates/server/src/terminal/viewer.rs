@@ -1,4 +1,4 @@
-//! One who watches a terminal, from both of its ends: what waits for it, and how it takes that.
+//! One viewer of a terminal: the queue between the terminal's task and the viewer's connection.
 
 use std::{
     sync::Arc,
@@ -9,28 +9,28 @@ use bytes::Bytes;
 use fleet::{ExecControl, ExecEnd, TtySize};
 use tokio::sync::{Notify, mpsc};
 
-/// Frames that wait for one viewer; each holds at most what one read of a terminal gives, 16 KiB, or a screen.
+/// Frames that wait for one viewer; each holds at most one read from the terminal, 16 KiB, or a screen.
 const QUEUE_LEN: usize = 32;
-/// How long one who watches with others is waited for.
+/// How long the task waits for a viewer if there are others.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// What a viewer may do.
+/// The rights of a viewer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ViewerRight {
-    /// Look.
+    /// Watch.
     Watch,
-    /// Look, type and resize.
+    /// Watch, type and resize.
     Type,
 }
 
-/// What a viewer is told.
+/// A frame for a viewer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ViewerFrame {
-    /// What the terminal wrote, next.
+    /// The next output of the terminal.
     Output(Bytes),
-    /// The whole screen: whatever was shown before is replaced by this.
+    /// The whole screen, which replaces everything shown before.
     Screen(TtySize, Bytes),
-    /// Somebody changed the size.
+    /// The terminal has a new size.
     Size(TtySize),
     /// The command has ended; the last frame.
     Ended(ExecEnd),
@@ -38,18 +38,18 @@ pub enum ViewerFrame {
     Lost(String),
 }
 
-/// A viewer's own end.
+/// The viewer's half.
 #[derive(Debug)]
 pub struct ViewerSeat {
     pub(super) frames: mpsc::Receiver<ViewerFrame>,
     pub(super) room: Arc<Notify>,
-    /// Reaches the command.
+    /// Controls the command.
     pub control: ControlBox,
     /// Its pid inside the Body.
     pub pid: u32,
 }
 
-/// [`ExecControl`] has nothing to show.
+/// Wraps [`ExecControl`], which has no `Debug`.
 #[derive(Clone)]
 pub struct ControlBox(pub ExecControl);
 
@@ -60,7 +60,7 @@ impl std::fmt::Debug for ControlBox {
 }
 
 impl ViewerSeat {
-    /// The next frame; none after the last.
+    /// Waits for the next frame; none after the last.
     pub async fn next(&mut self) -> Option<ViewerFrame> {
         let frame = self.frames.recv().await;
         self.room.notify_one();
@@ -68,7 +68,7 @@ impl ViewerSeat {
     }
 }
 
-/// The terminal's end of a viewer.
+/// The task's half of a viewer.
 #[derive(Debug)]
 pub struct Viewer {
     frames: mpsc::Sender<ViewerFrame>,
@@ -78,11 +78,11 @@ pub struct Viewer {
 
 #[derive(Debug)]
 enum ViewerState {
-    /// It has all there is.
+    /// The viewer has received all output.
     Even,
-    /// One piece waits for room.
+    /// One chunk waits for space in the queue.
     Owed(Bytes, Instant),
-    /// It was given up waiting for: the next it gets is the screen.
+    /// The task stopped waiting: the next frame is the screen.
     Behind,
 }
 
@@ -104,7 +104,7 @@ impl Viewer {
         matches!(self.state, ViewerState::Even)
     }
 
-    /// When it is no longer waited for, if others watch too.
+    /// When the task stops waiting for this viewer, if there are others.
     pub fn deadline(&self) -> Option<Instant> {
         match &self.state {
             ViewerState::Owed(_, since) => Some(*since + PATIENCE),
@@ -112,7 +112,8 @@ impl Viewer {
         }
     }
 
-    /// Gives it the next piece, or keeps that for it. The caller brings no other piece while one is owed.
+    /// Sends the next chunk, or keeps it until there is space. The caller sends no other chunk while one
+    /// waits.
     pub fn give(&mut self, piece: &Bytes) {
         if let ViewerState::Even = self.state
             && let Err(mpsc::error::TrySendError::Full(_)) =
@@ -122,7 +123,8 @@ impl Viewer {
         }
     }
 
-    /// Tells it something that is no output. One that is full or behind learns it with the next screen.
+    /// Sends a frame that is no output. A viewer that is full or behind gets the information with the next
+    /// screen.
     pub fn tell(&mut self, frame: ViewerFrame) {
         let told = self.is_even() && self.frames.try_send(frame).is_ok();
         if !told {
@@ -130,7 +132,7 @@ impl Viewer {
         }
     }
 
-    /// Gives what is owed, if there is room by now.
+    /// Sends the waiting chunk, if there is space now.
     pub fn settle(&mut self, screen: impl FnOnce() -> ViewerFrame) {
         let Ok(permit) = self.frames.try_reserve() else { return };
         match std::mem::replace(&mut self.state, ViewerState::Even) {
@@ -140,12 +142,12 @@ impl Viewer {
         }
     }
 
-    /// Waits for it no longer.
+    /// Stops waiting for this viewer.
     pub fn give_up(&mut self) {
         self.state = ViewerState::Behind;
     }
 
-    /// Its last frames, taken in its own time.
+    /// Sends the last frames from a task of their own, at the viewer's pace.
     pub fn dismiss(self, screen: impl FnOnce() -> ViewerFrame, last: ViewerFrame) {
         let mut frames = match self.state {
             ViewerState::Even => Vec::new(),
@@ -155,7 +157,8 @@ impl Viewer {
         frames.push(last);
         tokio::spawn(async move {
             for frame in frames {
-                // One that has stopped reading is cut off by its connection; this does not outlast it.
+                // The connection of a viewer that has stopped reading is closed after a time limit, which
+                // also ends this task.
                 if self.frames.send(frame).await.is_err() {
                     return;
                 }

@@ -1,4 +1,4 @@
-//! Bodies: make, find, change their life, fork, remove.
+//! Routes for Bodies: create, list, start, stop, pause, resume, fork, remove, and choose access to ports.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -28,7 +28,7 @@ use crate::{App, Caller, Scope, authz, idempotency::KeyedRequest, limits};
 
 const METADATA_MAX: usize = 64;
 const METADATA_LEN_MAX: usize = 4096;
-/// A year.
+/// One year.
 const TIMEOUT_MS_MAX: u64 = 365 * 24 * 3600 * 1000;
 const GRACE: Duration = Duration::from_secs(5);
 const GRACE_MAX: Duration = Duration::from_secs(60);
@@ -45,57 +45,58 @@ pub fn router() -> OpenApiRouter<App> {
         .routes(routes!(access))
 }
 
-/// A Body to be made.
+/// The Body to create.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewBody {
-    /// What it starts from: `host`, a template, or the id or name of a snapshot.
+    /// The template of the Body: `host`, a template, or the id or name of a snapshot.
     #[schema(min_length = 1, max_length = 128, default = "host")]
     pub template: Option<String>,
-    /// How it is held; without, the strongest that this host runs at interactive speed.
+    /// The isolation layer; if left out, the strongest layer that this host runs at interactive speed.
     pub layer: Option<LayerRequest>,
     /// Limits that differ from the host's defaults.
     #[serde(default, deserialize_with = "read_object_or_null")]
     pub limits: Option<LimitsRequest>,
-    /// Environment of every process in it.
+    /// Environment variables of every process in the Body.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
-    /// What it sees of the host by name; only keys of scope `admin` may ask for that.
+    /// Files and directories of the host that the Body sees. Only a key of scope `admin` may ask for mounts.
     #[serde(default, deserialize_with = "read_objects")]
     #[schema(max_items = 64)]
     pub mounts: Vec<MountRequest>,
-    /// Where commands run.
+    /// The working directory of commands.
     #[schema(max_length = 4095)]
     pub workdir: Option<String>,
-    /// Who runs commands.
+    /// The user that runs commands.
     #[schema(max_length = 64)]
     pub user: Option<String>,
-    /// What its owner writes on it.
+    /// Labels that the caller gives the Body.
     #[serde(default)]
     pub metadata: BTreeMap<String, String>,
-    /// How long it is kept; without, until it is removed.
+    /// Milliseconds until the Body's deadline; if left out, the Body is kept until a client removes it.
     #[schema(minimum = 1, maximum = 31536000000u64)]
     pub timeout_ms: Option<u64>,
-    /// What becomes of it then.
+    /// The action at the deadline.
     #[serde(default)]
     pub on_timeout: TimeoutAction,
-    /// Who may reach its ports.
+    /// Access to the Body's ports.
     #[serde(default)]
     pub ports: Ports,
 }
 
-/// A directory or file of the host that a Body is to see.
+/// A directory or file of the host that the Body sees.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MountRequest {
-    /// Where it is on the host.
+    /// Its path on the host.
     pub source: String,
-    /// Where the Body sees it.
+    /// Its path inside the Body.
     pub target: String,
     /// Whether the Body may change it; git directories stay read-only.
     #[serde(default)]
     pub writable: bool,
-    /// Whether it may change git directories, too. Git on the host then runs what the Body wrote there.
+    /// Whether the Body may change git directories, too. Git on the host then runs code that the Body wrote
+    /// there.
     #[serde(default)]
     pub unprotected: bool,
 }
@@ -114,23 +115,23 @@ impl MountRequest {
     }
 }
 
-/// Which Bodies.
+/// Which Bodies to list.
 #[derive(Debug, Clone, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct ListQuery {
-    /// At most so many.
+    /// The largest number of items on the page.
     #[param(minimum = 1, maximum = 1000, default = 100)]
     pub limit: Option<u16>,
-    /// Where the page begins: `next` of the page before it.
+    /// The cursor of the page: `next` of the page before it.
     #[param(max_length = 256)]
     pub cursor: Option<String>,
-    /// Only Bodies of that status.
+    /// Only Bodies with this status.
     #[param(inline)]
     pub status: Option<BodyStatus>,
 }
 
-/// List the Bodies of this key, oldest first; a key of scope `admin` sees all.
+/// List the Bodies of this key, oldest first; a key of scope `admin` sees all Bodies.
 #[utoipa::path(get, path = "/bodies", operation_id = "list_bodies", tag = "bodies", params(ListQuery),
     responses((status = 200, description = "A page of Bodies", body = Page<Body>), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn list(
@@ -156,12 +157,13 @@ async fn list(
     Ok(Json(page::page(bodies, &query, |body: &Body| format!("{} {}", body.created_at, body.id))?))
 }
 
-/// Make a Body and start it.
+/// Create a Body and start it.
 ///
-/// With an `Idempotency-Key`, asking for the same again with the same key gives the Body that the first request made.
+/// With an `Idempotency-Key`, a repeated request with the same key returns the Body that the first request
+/// created.
 #[utoipa::path(post, path = "/bodies", operation_id = "create_body", tag = "bodies", request_body = Option<NewBody>,
-    params(("Idempotency-Key" = Option<String>, Header, description = "What tells a repeated request from a new one", min_length = 1, max_length = 255, pattern = "^[A-Za-z0-9_.:-]{1,255}$")),
-    responses((status = 201, description = "Made", body = Body), (status = 200, description = "Made before, by a request with the same key", body = Body),
+    params(("Idempotency-Key" = Option<String>, Header, description = "Marks repetitions of one request: requests with the same key create one Body", min_length = 1, max_length = 255, pattern = "^[A-Za-z0-9_.:-]{1,255}$")),
+    responses((status = 201, description = "The new Body", body = Body), (status = 200, description = "The Body that an earlier request with the same key created", body = Body),
         (status = "default", description = "Refused", body = ErrorBody)))]
 async fn create(
     state: axum::extract::State<App>,
@@ -173,7 +175,7 @@ async fn create(
     let wanted = wanted.map(|Sent(wanted)| wanted).unwrap_or_default();
     let said = serde_json::to_vec(&wanted).unwrap_or_default();
     let request = KeyedRequest::of(&headers, &caller, &said).map_err(Failure::from)?;
-    // A caller that repeats a request which is still under way waits for it.
+    // A repetition of a request that is in progress waits for the first one.
     let mut turn = match &request {
         Some(request) => Some(app.turns().take(request).await),
         None => None,
@@ -185,7 +187,7 @@ async fn create(
     }
     let create = wanted.into_create(&caller, request.map(|request| request.mark()))?;
     if let Some(layer) = create.layer {
-        // The client cannot set the layer up, and may choose another.
+        // A client cannot set up the layer, but may choose another one.
         app.fleet()
             .creator()
             .readiness(layer)
@@ -215,7 +217,7 @@ impl NewBody {
         if !self.mounts.is_empty() && caller.scope < Scope::Admin {
             return Err(Failure::new(
                 Kind::Denied,
-                "only a key of scope admin may show a Body something of the host",
+                "only a key of scope admin may mount files of the host in a Body",
             )
             .hint("leave `mounts` out"));
         }
@@ -226,7 +228,7 @@ impl NewBody {
         };
         let mut lease = match self.timeout_ms {
             Some(timeout) if timeout == 0 || timeout > TIMEOUT_MS_MAX => {
-                return Err(Failure::new(Kind::Usage, "that is no time to keep a Body")
+                return Err(Failure::new(Kind::Usage, "`timeout_ms` is out of range")
                     .hint(format!("ask for 1 to {TIMEOUT_MS_MAX} ms, or leave it out")));
             }
             Some(timeout) => Lease::new(Duration::from_millis(timeout), then),
@@ -257,9 +259,11 @@ impl NewBody {
 fn token_for(ports: Ports) -> Result<Option<String>, Failure> {
     match ports {
         Ports::Public => Ok(None),
-        Ports::Private => sys::random::bytes::<20>()
-            .map(|drawn| Some(proto::event::hex(&drawn)))
-            .map_err(|error| Failure::new(Kind::Host, "cannot draw a token").because(error)),
+        Ports::Private => {
+            sys::random::bytes::<20>().map(|drawn| Some(proto::event::hex(&drawn))).map_err(|error| {
+                Failure::new(Kind::Host, "cannot read random bytes from the kernel").because(error)
+            })
+        }
     }
 }
 
@@ -268,7 +272,7 @@ fn check_metadata(metadata: &BTreeMap<String, String>) -> Result<(), Failure> {
     if metadata.len() <= METADATA_MAX && bytes <= METADATA_LEN_MAX {
         return Ok(());
     }
-    Err(Failure::new(Kind::Usage, "there is too much metadata")
+    Err(Failure::new(Kind::Usage, "`metadata` is too large")
         .hint(format!("at most {METADATA_MAX} pairs and {METADATA_LEN_MAX} bytes together")))
 }
 
@@ -277,7 +281,7 @@ pub fn may_see(caller: &Caller, lease: Option<&Lease>) -> bool {
         || lease.is_some_and(|lease| lease.owner.as_deref() == Some(caller.key.as_str()))
 }
 
-/// A Body that this caller may know of. To others it is not there.
+/// Finds a Body that this caller may see. To other callers the Body does not exist.
 pub fn own(fleet: &Fleet, caller: &Caller, id: &BodyId) -> Result<(BodyView, Option<Lease>), Failure> {
     let view = fleet
         .view(id)
@@ -289,13 +293,13 @@ pub fn own(fleet: &Fleet, caller: &Caller, id: &BodyId) -> Result<(BodyView, Opt
     Ok((view, lease))
 }
 
-/// Checks that a Body is this caller's.
+/// Checks that a Body belongs to this caller.
 pub async fn owned(app: &App, caller: &Caller, id: &BodyId) -> Result<Spec, Failure> {
     let (caller, id) = (caller.clone(), id.clone());
     app.blocking(async move |fleet: &Fleet| own(fleet, &caller, &id).map(|(view, _)| view.spec)).await
 }
 
-/// Does something to a Body of this caller, and tells how it is then.
+/// Changes a Body of this caller, and returns its new state.
 async fn change<F>(app: &App, caller: Caller, id: BodyId, act: F) -> Result<Json<Body>, V1Refusal>
 where
     F: AsyncFnOnce(&Fleet, &BodyId) -> Result<BodyView, Failure> + Send + 'static,
@@ -309,8 +313,8 @@ where
     Ok(Json(body.await?))
 }
 
-/// Show all that is known of a Body, with what holds it.
-#[utoipa::path(get, path = "/bodies/{id}", operation_id = "get_body", tag = "bodies", params(("id" = String, Path, description = "Which Body")),
+/// Show a Body with all its properties and its enforcement record.
+#[utoipa::path(get, path = "/bodies/{id}", operation_id = "get_body", tag = "bodies", params(("id" = String, Path, description = "The id of the Body")),
     responses((status = 200, description = "The Body", body = Body), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn get(
     state: axum::extract::State<App>,
@@ -323,18 +327,18 @@ async fn get(
     Ok(Json(body.await?))
 }
 
-/// How a Body is removed.
+/// How to remove a Body.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct RemoveQuery {
-    /// End it first if it runs.
+    /// Stop the Body first if it runs.
     #[serde(default)]
     force: bool,
 }
 
 /// Remove a Body and its files.
-#[utoipa::path(delete, path = "/bodies/{id}", operation_id = "remove_body", tag = "bodies", params(("id" = String, Path, description = "Which Body"), RemoveQuery),
+#[utoipa::path(delete, path = "/bodies/{id}", operation_id = "remove_body", tag = "bodies", params(("id" = String, Path, description = "The id of the Body"), RemoveQuery),
     responses((status = 204, description = "Removed"), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn remove(
     state: axum::extract::State<App>,
@@ -352,8 +356,8 @@ async fn remove(
 }
 
 /// Start a Body that is stopped, dead or interrupted.
-#[utoipa::path(post, path = "/bodies/{id}/start", operation_id = "start_body", tag = "bodies", params(("id" = String, Path, description = "Which Body")),
-    responses((status = 200, description = "It runs", body = Body), (status = "default", description = "Refused", body = ErrorBody)))]
+#[utoipa::path(post, path = "/bodies/{id}/start", operation_id = "start_body", tag = "bodies", params(("id" = String, Path, description = "The id of the Body")),
+    responses((status = 200, description = "The running Body", body = Body), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn start(
     state: axum::extract::State<App>,
     RunAccess(caller): RunAccess,
@@ -362,18 +366,18 @@ async fn start(
     change(&state.0, caller, id, async |fleet, id| fleet.start(id).await).await
 }
 
-/// How a Body is stopped.
+/// How to stop a Body.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct StopRequest {
-    /// How long processes have to end by themselves; 5000 if left out.
+    /// Milliseconds that processes have to exit before they are killed; 5000 if left out.
     #[schema(minimum = 0, maximum = 60000)]
     grace_ms: Option<u64>,
 }
 
 /// End every process of a Body and keep its files.
-#[utoipa::path(post, path = "/bodies/{id}/stop", operation_id = "stop_body", tag = "bodies", params(("id" = String, Path, description = "Which Body")), request_body = Option<StopRequest>,
-    responses((status = 200, description = "It is stopped", body = Body), (status = "default", description = "Refused", body = ErrorBody)))]
+#[utoipa::path(post, path = "/bodies/{id}/stop", operation_id = "stop_body", tag = "bodies", params(("id" = String, Path, description = "The id of the Body")), request_body = Option<StopRequest>,
+    responses((status = 200, description = "The stopped Body", body = Body), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn stop(
     state: axum::extract::State<App>,
     RunAccess(caller): RunAccess,
@@ -382,14 +386,16 @@ async fn stop(
 ) -> Result<Json<Body>, V1Refusal> {
     let grace = asked.and_then(|Sent(asked)| asked.grace_ms).map_or(GRACE, Duration::from_millis);
     if grace > GRACE_MAX {
-        return Err(Failure::new(Kind::Usage, "the grace is too long").hint("at most 60000 ms").into());
+        return Err(Failure::new(Kind::Usage, "the grace period is too long")
+            .hint("at most 60000 ms")
+            .into());
     }
     change(&state.0, caller, id, async move |fleet, id| fleet.stop(id, grace).await).await
 }
 
 /// Freeze every process of a Body.
-#[utoipa::path(post, path = "/bodies/{id}/pause", operation_id = "pause_body", tag = "bodies", params(("id" = String, Path, description = "Which Body")),
-    responses((status = 200, description = "It is paused", body = Body), (status = "default", description = "Refused", body = ErrorBody)))]
+#[utoipa::path(post, path = "/bodies/{id}/pause", operation_id = "pause_body", tag = "bodies", params(("id" = String, Path, description = "The id of the Body")),
+    responses((status = 200, description = "The paused Body", body = Body), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn pause(
     state: axum::extract::State<App>,
     RunAccess(caller): RunAccess,
@@ -398,9 +404,9 @@ async fn pause(
     change(&state.0, caller, id, async |fleet, id| fleet.pause(id).await).await
 }
 
-/// Let the processes of a paused Body go on.
-#[utoipa::path(post, path = "/bodies/{id}/resume", operation_id = "resume_body", tag = "bodies", params(("id" = String, Path, description = "Which Body")),
-    responses((status = 200, description = "It runs", body = Body), (status = "default", description = "Refused", body = ErrorBody)))]
+/// Let the processes of a paused Body continue.
+#[utoipa::path(post, path = "/bodies/{id}/resume", operation_id = "resume_body", tag = "bodies", params(("id" = String, Path, description = "The id of the Body")),
+    responses((status = 200, description = "The running Body", body = Body), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn resume(
     state: axum::extract::State<App>,
     RunAccess(caller): RunAccess,
@@ -409,25 +415,25 @@ async fn resume(
     change(&state.0, caller, id, async |fleet, id| fleet.resume(id).await).await
 }
 
-/// How many forks.
+/// How many forks to create.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct ForkRequest {
-    /// How many; 1 if left out.
+    /// The number of forks; 1 if left out.
     #[schema(minimum = 1, maximum = 100)]
     count: Option<u32>,
 }
 
-/// Bodies that begin where another is.
+/// Forks of a Body.
 #[derive(Debug, Serialize, ToSchema)]
 struct ForkedBodies {
-    /// All of them.
+    /// The new Bodies.
     items: Vec<Body>,
 }
 
-/// Make Bodies that begin where this one is now.
-#[utoipa::path(post, path = "/bodies/{id}/fork", operation_id = "fork_body", tag = "bodies", params(("id" = String, Path, description = "Which Body")), request_body = Option<ForkRequest>,
-    responses((status = 201, description = "Made", body = ForkedBodies), (status = "default", description = "Refused", body = ErrorBody)))]
+/// Create Bodies that start from the current state of this one.
+#[utoipa::path(post, path = "/bodies/{id}/fork", operation_id = "fork_body", tag = "bodies", params(("id" = String, Path, description = "The id of the Body")), request_body = Option<ForkRequest>,
+    responses((status = 201, description = "The new Bodies", body = ForkedBodies), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn fork(
     state: axum::extract::State<App>,
     RunAccess(caller): RunAccess,
@@ -437,7 +443,7 @@ async fn fork(
     let app = state.0;
     let count = asked.and_then(|Sent(asked)| asked.count).unwrap_or(1);
     if !(1..=100).contains(&count) {
-        return Err(Failure::new(Kind::Usage, format!("{count} forks cannot be made at once"))
+        return Err(Failure::new(Kind::Usage, format!("cannot create {count} forks in one request"))
             .hint("ask for 1 to 100")
             .into());
     }
@@ -455,23 +461,23 @@ async fn fork(
     Ok((StatusCode::CREATED, Json(ForkedBodies { items: forks.await? })))
 }
 
-/// A fork is kept on the terms of its parent; what opens the parent's ports does not open its own.
+/// A fork gets the lease of its parent, but a traffic token of its own.
 fn fork_terms(parent: Lease) -> Result<Lease, Failure> {
     let ports = if parent.traffic_token.is_some() { Ports::Private } else { Ports::Public };
     Ok(Lease { request: None, paused: None, traffic_token: token_for(ports)?, ..parent })
 }
 
-/// Who may reach the ports of a Body.
+/// Access to the ports of a Body.
 #[derive(Debug, Clone, Copy, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct AccessRequest {
-    /// Who.
+    /// The callers that may reach the ports.
     ports: Ports,
 }
 
-/// Choose who may reach the ports of a Body. Making them private draws a new token.
-#[utoipa::path(put, path = "/bodies/{id}/access", operation_id = "choose_access", tag = "bodies", params(("id" = String, Path, description = "Which Body")), request_body = AccessRequest,
-    responses((status = 200, description = "Chosen", body = Body), (status = "default", description = "Refused", body = ErrorBody)))]
+/// Choose which callers may reach the ports of a Body. Making the ports private creates a new traffic token.
+#[utoipa::path(put, path = "/bodies/{id}/access", operation_id = "choose_access", tag = "bodies", params(("id" = String, Path, description = "The id of the Body")), request_body = AccessRequest,
+    responses((status = 200, description = "The Body with its new access", body = Body), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn access(
     state: axum::extract::State<App>,
     RunAccess(caller): RunAccess,

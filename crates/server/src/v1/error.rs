@@ -1,4 +1,4 @@
-//! The one error body of the native API.
+//! The error body that all routes of the native API share.
 
 use axum::{
     Json,
@@ -9,40 +9,40 @@ use proto::{Failure, Kind};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-/// Why a request was not done: whose fault, what happened, what to do.
+/// Why the server refused a request: the kind of error, a message, and hints.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
 #[schema(as = Error)]
 pub struct ErrorBody {
-    /// Whose fault it is.
+    /// The kind of error.
     pub kind: ErrorKind,
-    /// What happened.
+    /// A description of the failure.
     pub message: String,
-    /// What to do about it.
+    /// Steps that may help, most with a command or a request.
     pub hints: Vec<String>,
-    /// The status of this answer.
+    /// The HTTP status of this response.
     #[schema(minimum = 400, maximum = 599)]
     pub status: u16,
 }
 
-/// Whose fault an error is.
+/// The kind of an error; it tells whether the request, a policy, the host or the server is at fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ErrorKind {
-    /// The request makes no sense.
+    /// The request is invalid.
     Usage,
-    /// What it names is not there.
+    /// The resource that the request names does not exist.
     NotFound,
-    /// It clashes with what is there now.
+    /// The request conflicts with the current state of the resource.
     Conflict,
-    /// Policy or permission says no.
+    /// A policy or a missing permission forbids the request.
     Denied,
     /// A limit was reached.
     Limit,
-    /// The host cannot do it, now or at all.
+    /// The host cannot do it, for the moment or at all.
     Host,
-    /// What was frozen could not be thawed whole.
+    /// The snapshot could not be restored completely.
     RestoreIncomplete,
-    /// A bug of ours.
+    /// A bug in Palisade.
     Internal,
 }
 
@@ -61,7 +61,7 @@ impl From<Kind> for ErrorKind {
     }
 }
 
-/// An answer that says no.
+/// A refused request, ready to be sent as a response.
 #[derive(Debug)]
 pub struct V1Refusal {
     status: StatusCode,
@@ -69,12 +69,12 @@ pub struct V1Refusal {
 }
 
 impl V1Refusal {
-    /// With another status than the kind's own.
+    /// A refusal with another HTTP status than the one of its kind.
     pub fn with(status: StatusCode, failure: Failure) -> Self {
         Self { status, failure }
     }
 
-    /// Nobody knows who is asking.
+    /// The request has no valid API key.
     pub fn unknown_caller() -> Self {
         let failure = Failure::new(Kind::Denied, "this needs a valid API key")
             .hint("send it as `Authorization: Bearer KEY` or `X-API-Key: KEY`")
@@ -94,7 +94,7 @@ impl From<Failure> for V1Refusal {
 impl IntoResponse for V1Refusal {
     fn into_response(self) -> Response {
         let Self { status, failure } = self;
-        // Causes may name paths of the host; they are for whoever runs the server.
+        // Causes may name paths of the host. They go to the server's own log, for its operator.
         if status.is_server_error() {
             tracing::warn!(status = status.as_u16(), causes = ?failure.causes(), "{failure}");
         }

@@ -1,4 +1,5 @@
-//! The log: in pages, as server-sent events, and over a WebSocket; both of the latter go on from any place.
+//! The event log: in pages, as server-sent events, and over a WebSocket. A client can resume both streams at
+//! any position.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -29,9 +30,9 @@ use super::{
 };
 use crate::{App, Caller, Scope, limits};
 
-/// Events that are read at once.
+/// Events that one query reads.
 const READ_MAX: usize = 256;
-/// A viewer that takes longer for one event is cut off.
+/// A client that takes longer to receive one event is disconnected.
 const SEND_WAIT: Duration = Duration::from_secs(30);
 const PING_EVERY: Duration = Duration::from_secs(20);
 
@@ -39,37 +40,37 @@ pub fn router() -> OpenApiRouter<App> {
     OpenApiRouter::new().routes(routes!(list)).routes(routes!(follow)).routes(routes!(verify))
 }
 
-/// One thing that happened.
+/// One event of the log.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[schema(as = Event)]
 struct EventBody {
     /// Version of the envelope.
     v: u32,
-    /// Position among all events of the log, rising in the order of storing; `after` takes it.
+    /// Position among all events of the log, in the order of storing; `after` takes it.
     pos: u64,
     /// The chain that the event is in: `body/ID`, `agent/ID`, `node/ID`, or `log` for events of earlier versions.
     chain: String,
-    /// Place in its chain, without gaps.
+    /// Sequence number in its chain, without gaps.
     seq: u64,
-    /// When, RFC 3339 in UTC.
+    /// The time of the event, RFC 3339 in UTC.
     at: String,
-    /// Noun and past: `body.started`.
+    /// A noun and a verb in the past tense, such as `body.started`.
     #[serde(rename = "type")]
     kind: String,
-    /// The Body it is about.
+    /// The Body that the event is about.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     body: Option<String>,
-    /// The Brain it is about.
+    /// The Brain that the event is about.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     brain: Option<String>,
-    /// What happened, in the words of the type.
+    /// Details of the event; their fields depend on the type.
     #[schema(value_type = Object)]
     data: serde_json::Value,
     /// Hash of the event before this one in its chain.
     prev: String,
-    /// Hash of this one.
+    /// Hash of this event.
     hash: String,
 }
 
@@ -81,18 +82,18 @@ impl From<Event> for EventBody {
     }
 }
 
-/// Which events.
+/// Which events to list.
 #[derive(Debug, Clone, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct EventsQuery {
-    /// Only events behind this position; 0 is before the first.
+    /// Only events after this position; 0 is before the first.
     #[param(minimum = 0)]
     after: Option<u64>,
     /// Only events of this Body; a key that is not of scope `admin` must name one of its own.
     #[param(pattern = "^[a-z0-9]{1,32}$")]
     body: Option<String>,
-    /// At most so many.
+    /// The largest number of events on the page.
     #[param(minimum = 1, maximum = 1000, default = 100)]
     limit: Option<u16>,
 }
@@ -102,7 +103,7 @@ struct EventsQuery {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct FollowQuery {
-    /// Only events behind this position; without, only those to come.
+    /// Only events after this position; if left out, only new events.
     #[param(minimum = 0)]
     after: Option<u64>,
     /// Only events of this Body; a key that is not of scope `admin` must name one of its own.
@@ -110,21 +111,22 @@ struct FollowQuery {
     body: Option<String>,
 }
 
-/// Events in their order.
+/// A page of events.
 #[derive(Debug, Serialize, ToSchema)]
 struct Events {
-    /// Oldest first.
+    /// The events, oldest first.
     items: Vec<EventBody>,
-    /// `after` of the next page: the position of the last one here, or what was asked for.
+    /// `after` for the next page: the position of the last event here, or the requested `after` if there is
+    /// none.
     next: u64,
 }
 
-/// The Body that is asked about, if the caller may; only an admin may ask about all.
+/// The Body that the caller asks about, if the caller may see it; only an admin may ask about all Bodies.
 async fn about(app: &App, caller: &Caller, body: Option<String>) -> Result<Option<BodyId>, Failure> {
     match body {
         Some(name) => {
             let id: BodyId = name.parse().map_err(|_| no_body(&name))?;
-            // What is removed has its past in the log.
+            // The log still has the events of a Body that was removed.
             if caller.scope < Scope::Admin {
                 owned(app, caller, &id).await?;
             }
@@ -138,7 +140,7 @@ async fn about(app: &App, caller: &Caller, body: Option<String>) -> Result<Optio
 
 /// List events, oldest first.
 #[utoipa::path(get, path = "/events", operation_id = "list_events", tag = "events", params(EventsQuery),
-    responses((status = 200, description = "Events", body = Events), (status = "default", description = "Refused", body = ErrorBody)))]
+    responses((status = 200, description = "A page of events", body = Events), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn list(
     state: State<App>,
     ReadAccess(caller): ReadAccess,
@@ -158,16 +160,17 @@ fn place(after: u64) -> Result<u64, Failure> {
     if i64::try_from(after).is_ok() {
         Ok(after)
     } else {
-        Err(Failure::new(Kind::Usage, "no log is that long").hint("take `after` from the `pos` of an event"))
+        Err(Failure::new(Kind::Usage, "`after` is beyond the largest position")
+            .hint("take `after` from the `pos` of an event"))
     }
 }
 
 /// Follow the log as server-sent events, or over a WebSocket.
 ///
-/// Each event is one message with the same JSON; `id` of a server-sent event is its `pos`. Whoever was cut off goes on
-/// with `Last-Event-ID` or `after`, and misses nothing. A browser gives its key to a WebSocket by offering the
-/// protocols `palisade` and `key.SECRET`.
-#[utoipa::path(get, path = "/events/stream", operation_id = "follow_events", tag = "events", params(FollowQuery, ("Last-Event-ID" = Option<u64>, Header, description = "Only events behind this position")),
+/// Each message holds one event as JSON; the `id` of a server-sent event is its `pos`. A client that was
+/// disconnected resumes with `Last-Event-ID` or `after`, and misses no event. A browser authenticates a
+/// WebSocket by offering the subprotocols `palisade` and `key.SECRET`.
+#[utoipa::path(get, path = "/events/stream", operation_id = "follow_events", tag = "events", params(FollowQuery, ("Last-Event-ID" = Option<u64>, Header, description = "Only events after this position")),
     responses((status = 200, description = "Events as they happen", body = String, content_type = "text/event-stream"), (status = 101, description = "A WebSocket"),
         (status = "default", description = "Refused", body = ErrorBody)))]
 async fn follow(
@@ -211,10 +214,10 @@ async fn follow(
 fn last_id(headers: &HeaderMap) -> Result<Option<u64>, Failure> {
     let Some(value) = headers.get("last-event-id") else { return Ok(None) };
     let id = value.to_str().ok().and_then(|text| text.parse().ok());
-    id.map(Some).ok_or_else(|| Failure::new(Kind::Usage, "that Last-Event-ID is no place in the log"))
+    id.map(Some).ok_or_else(|| Failure::new(Kind::Usage, "Last-Event-ID is not a position in the log"))
 }
 
-/// One who follows the log.
+/// One client that follows the log.
 struct Follower {
     app: App,
     seen: tokio::sync::watch::Receiver<u64>,
@@ -225,7 +228,7 @@ struct Follower {
 }
 
 impl Follower {
-    /// The next event; none when the log cannot be read or the server stops.
+    /// Waits for the next event; returns none when the log cannot be read or the server stops.
     async fn next(&mut self) -> Option<Event> {
         loop {
             if let Some(event) = self.ready.next() {
@@ -240,7 +243,7 @@ impl Follower {
                     .blocking(async move |fleet: &Fleet| fleet.log().events(after, body.as_ref(), READ_MAX))
                     .await
                     .ok()?;
-                // Of a Body, nothing up to there.
+                // The log has no event of this Body up to that position.
                 if read.is_empty() {
                     self.after = newest;
                 }
@@ -274,16 +277,16 @@ async fn over_socket(socket: WebSocket, mut follower: Follower) {
     let _ = send.close().await;
 }
 
-/// What a look at the whole log found.
+/// The result of verifying the whole log.
 #[derive(Debug, Default, Serialize, ToSchema)]
 struct Verdict {
-    /// Whether it is as it was written.
+    /// Whether every event is as it was stored.
     whole: bool,
-    /// How many events there are.
+    /// The number of events.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     events: Option<u64>,
-    /// How many chains they are in.
+    /// The number of chains.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     chains: Option<u64>,
@@ -291,23 +294,23 @@ struct Verdict {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     head: Option<String>,
-    /// The chain that is broken, where the damage belongs to one.
+    /// The broken chain, where the damage belongs to one chain.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     chain: Option<String>,
-    /// The first place in that chain that is wrong.
+    /// The first wrong sequence number in that chain.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     seq: Option<u64>,
-    /// What is wrong there.
+    /// A description of the damage.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     why: Option<String>,
 }
 
-/// Check that the log is as it was written.
+/// Verify that the log is as it was stored.
 #[utoipa::path(post, path = "/events/verify", operation_id = "verify_events", tag = "events",
-    responses((status = 200, description = "What was found", body = Verdict), (status = "default", description = "Refused", body = ErrorBody)))]
+    responses((status = 200, description = "The result of the verification", body = Verdict), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn verify(state: State<App>, _: super::extract::AdminAccess) -> Result<Json<Verdict>, V1Refusal> {
     let found = state.0.blocking(async |fleet: &Fleet| fleet.log().verify()).await?;
     Ok(Json(match found {

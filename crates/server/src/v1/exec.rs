@@ -1,4 +1,5 @@
-//! Commands in a Body: one answer for short ones, a stream for the rest, and what was said before.
+//! Commands in a Body: one response for short ones, a stream for long ones, and the recorded output of
+//! earlier ones.
 
 use std::{collections::BTreeMap, convert::Infallible, time::Duration};
 
@@ -31,9 +32,9 @@ use crate::{
     exec_tasks::{ExecUpdate, FollowedExec},
 };
 
-/// Output of each stream that stands in one answer; more needs the stream.
+/// The largest output of stdout or stderr that one response holds; a client that wants more uses the stream.
 const ANSWER_LEN_MAX: usize = 1 << 20;
-/// How long a command may take whose answer is waited for.
+/// The time limit of a command whose result comes in one response.
 const ANSWER_WAIT: Duration = Duration::from_secs(60);
 const TIMEOUT_MAX: Duration = Duration::from_secs(24 * 3600);
 
@@ -41,55 +42,56 @@ pub fn router() -> OpenApiRouter<App> {
     OpenApiRouter::new().routes(routes!(exec)).routes(routes!(logs))
 }
 
-/// A command to be run in a Body.
+/// A command to run in a Body.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct Command {
     /// The program and its arguments.
     #[schema(min_items = 1, max_items = 4096)]
     argv: Vec<String>,
-    /// Environment beyond the Body's.
+    /// Environment variables in addition to the Body's.
     #[serde(default)]
     env: BTreeMap<String, String>,
-    /// Who runs it.
+    /// The user that runs the command.
     user: Option<String>,
-    /// Where it runs.
+    /// The working directory of the command.
     workdir: Option<String>,
-    /// What it reads, as text.
+    /// The command's standard input, as text.
     stdin: Option<String>,
-    /// When it is killed; 60000 where one answer is waited for.
+    /// Milliseconds until the command is killed; 60000 if left out and the result comes in one response.
     #[schema(minimum = 1, maximum = 86400000)]
     timeout_ms: Option<u64>,
 }
 
-/// What a command did.
+/// The result of a command.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 struct CommandResult {
-    /// How it ended.
+    /// How the command ended.
     #[serde(flatten)]
     ended: CommandEnd,
-    /// What it wrote; what is no text is replaced.
+    /// Its standard output; bytes that are not UTF-8 are replaced.
     stdout: String,
-    /// What it complained.
+    /// Its standard error; bytes that are not UTF-8 are replaced.
     stderr: String,
-    /// Whether some of that is missing, because it was more than 1 MiB of one of them.
+    /// Whether output is missing because stdout or stderr was longer than 1 MiB.
     truncated: bool,
 }
 
 /// How a command ended.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct CommandEnd {
-    /// Its exit code, as a shell would give it: 128 + signal when a signal ended it, 124 at its timeout.
+    /// Its exit code, as a shell reports it: 128 + signal when a signal ended the command, 124 at its
+    /// timeout.
     pub code: i32,
     /// The signal that ended it.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub signal: Option<i32>,
-    /// The kernel killed in this Body for want of memory while it ran.
+    /// Whether the kernel killed a process of this Body for lack of memory while the command ran.
     pub out_of_memory: bool,
-    /// It was killed at its timeout.
+    /// Whether the command was killed at its timeout.
     pub timed_out: bool,
-    /// Why the Body itself ended under it, if it did.
+    /// Why the Body itself ended while the command ran, if it did.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub body_end: Option<String>,
@@ -109,11 +111,12 @@ impl From<ExecEnd> for CommandEnd {
 
 /// Run a command in a Body.
 ///
-/// With `Accept: text/event-stream` the answer is a stream: events `started` (`{"pid"}`), `stdout` and `stderr`
-/// (`{"base64"}`), then `ended` (as in the one answer) or `failed` (as an error). Who leaves the stream leaves the
-/// command running; it is recorded to its end. A command that the Body does not have is refused with 422.
-#[utoipa::path(post, path = "/bodies/{id}/exec", operation_id = "exec", tag = "exec", params(("id" = String, Path, description = "Which Body")), request_body = Command,
-    responses((status = 200, description = "It ran, or runs", content((CommandResult = "application/json"), (String = "text/event-stream"))),
+/// With `Accept: text/event-stream` the response is a stream: events `started` (`{"pid"}`), `stdout` and
+/// `stderr` (`{"base64"}`), then `ended` (with the fields of the single response) or `failed` (an error). If
+/// the client closes the stream, the command keeps running and is recorded to its end. The server refuses a
+/// command that the Body does not have with status 422.
+#[utoipa::path(post, path = "/bodies/{id}/exec", operation_id = "exec", tag = "exec", params(("id" = String, Path, description = "The id of the Body")), request_body = Command,
+    responses((status = 200, description = "The result of the command, or a stream of its output", content((CommandResult = "application/json"), (String = "text/event-stream"))),
         (status = "default", description = "Refused", body = ErrorBody)))]
 async fn exec(
     state: axum::extract::State<App>,
@@ -143,8 +146,9 @@ impl Command {
     fn into_request(self, wants_stream: bool) -> Result<ExecRequest, Failure> {
         let timeout = self.timeout_ms.map(Duration::from_millis);
         if timeout.is_some_and(|timeout| timeout.is_zero() || timeout > TIMEOUT_MAX) {
-            return Err(Failure::new(Kind::Usage, "that is no timeout for a command")
-                .hint("ask for 1 to 86400000 ms"));
+            return Err(
+                Failure::new(Kind::Usage, "`timeout_ms` is out of range").hint("ask for 1 to 86400000 ms")
+            );
         }
         Ok(ExecRequest {
             env: self.env,
@@ -178,7 +182,7 @@ async fn collect(mut updates: mpsc::Receiver<ExecUpdate>) -> Result<CommandResul
         truncated |= bytes.len() > room;
         kept.extend_from_slice(&bytes[..bytes.len().min(room)]);
     }
-    Err(Failure::new(Kind::Internal, "the command's task was lost"))
+    Err(Failure::new(Kind::Internal, "the task that follows the command ended unexpectedly"))
 }
 
 fn stream(followed: FollowedExec) -> impl IntoResponse {
@@ -217,25 +221,25 @@ fn event(update: ExecUpdate) -> Event {
     }
 }
 
-/// One command of a Body's past.
+/// One recorded command of a Body.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 struct LogEntry {
-    /// When it started.
+    /// When the command started.
     at: String,
     /// The command.
     argv: Vec<String>,
-    /// How it ended, if it did.
+    /// The exit code of the command, if it has ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     code: Option<i32>,
-    /// What it said, standard output first; what is no text is replaced.
+    /// Its output, stdout before stderr; bytes that are not UTF-8 are replaced.
     output: String,
-    /// Whether some of that is missing.
+    /// Whether some of the output is missing.
     truncated: bool,
 }
 
-/// Show what was run in a Body and what it said, oldest first.
-#[utoipa::path(get, path = "/bodies/{id}/logs", operation_id = "list_logs", tag = "exec", params(("id" = String, Path, description = "Which Body"), PageQuery),
+/// List the recorded commands of a Body with their output, oldest first.
+#[utoipa::path(get, path = "/bodies/{id}/logs", operation_id = "list_logs", tag = "exec", params(("id" = String, Path, description = "The id of the Body"), PageQuery),
     responses((status = 200, description = "A page of commands", body = Page<LogEntry>), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn logs(
     state: axum::extract::State<App>,
@@ -247,7 +251,7 @@ async fn logs(
     owned(&app, &caller, &id).await?;
     let (limit, after) = (query.limit()?, query.position()?);
     let entries = app.blocking(async move |fleet: &Fleet| {
-        // One more than a page holds says whether there is a next page.
+        // One entry more than the page holds shows whether there is a next page.
         let entries = fleet.execs().logs(&id, LogRange::After { position: after, limit: limit + 1 })?;
         Ok(Page::cut(entries, limit, |entry| entry.position.to_string()))
     });

@@ -1,4 +1,5 @@
-//! What a request brings, refused in the words of the native API where it cannot be read.
+//! Extractors: they authenticate the caller and read the body, query and path of a request, and refuse it in
+//! the error format of the native API.
 
 use std::time::Duration;
 
@@ -19,17 +20,18 @@ use serde::{
 use super::error::V1Refusal;
 use crate::{App, Caller, Scope, audit, keys, limits::BODY_LEN_MAX};
 
-/// How long a caller may take to send a small body.
+/// How long a caller may take to send a small request body.
 const BODY_WAIT: Duration = Duration::from_secs(30);
 
-/// Somebody who may look.
+/// A caller whose key has at least the scope `read`.
 pub struct ReadAccess(pub Caller);
-/// Somebody who may make, use and end Bodies.
+/// A caller whose key has at least the scope `run`: it may create, use and remove Bodies.
 pub struct RunAccess(pub Caller);
-/// Somebody who may do everything.
+/// A caller whose key has the scope `admin`.
 pub struct AdminAccess(pub Caller);
 
-/// Who is asking, if it may; whoever may not, and whoever is about to change something, is written down.
+/// Authenticates the caller and checks its scope. Records refused requests, and those that are about to
+/// change something.
 async fn caller(parts: &Parts, app: &App, least: Scope) -> Result<Caller, V1Refusal> {
     let secret = keys::sent(&parts.headers).or_else(|| bearer_token(parts));
     let Some(caller) = secret.and_then(|secret| app.keys().caller(secret)) else {
@@ -60,7 +62,7 @@ fn name(scope: Scope) -> &'static str {
     }
 }
 
-/// A browser cannot set headers of a WebSocket, but offer protocols: `palisade` and `key.SECRET`.
+/// A browser cannot set headers of a WebSocket, but it can offer subprotocols: `palisade` and `key.SECRET`.
 fn bearer_token(parts: &Parts) -> Option<&str> {
     let offered = parts.headers.get(header::SEC_WEBSOCKET_PROTOCOL)?.to_str().ok()?;
     offered.split(',').find_map(|protocol| protocol.trim().strip_prefix("key."))
@@ -80,7 +82,7 @@ who!(ReadAccess, Scope::Read);
 who!(RunAccess, Scope::Run);
 who!(AdminAccess, Scope::Admin);
 
-/// A JSON body of modest length.
+/// A JSON request body of at most [`BODY_LEN_MAX`] bytes.
 pub struct JsonBody<T>(pub T);
 
 impl<T: DeserializeOwned> FromRequest<App> for JsonBody<T> {
@@ -165,7 +167,7 @@ pub fn read_objects<'de, D: Deserializer<'de>, T: DeserializeOwned>(
     items.into_iter().map(|item| serde_json::from_value(item.into()).map_err(D::Error::custom)).collect()
 }
 
-/// The query.
+/// The query parameters.
 pub struct QueryParams<T>(pub T);
 
 impl<T: DeserializeOwned + Send> FromRequestParts<App> for QueryParams<T> {
@@ -184,12 +186,11 @@ impl FromRequestParts<App> for NameParam {
     type Rejection = V1Refusal;
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, V1Refusal> {
         let read: Result<Path<String>, PathRejection> = Path::from_request_parts(parts, app).await;
-        read.map(|Path(name)| Self(name))
-            .map_err(|_| Failure::new(Kind::NotFound, "there is nothing of that name").into())
+        read.map(|Path(name)| Self(name)).map_err(|_| Failure::new(Kind::NotFound, "no such resource").into())
     }
 }
 
-/// The Body in the path, by its whole id.
+/// The Body in the path, by its full id.
 pub struct BodyParam(pub BodyId);
 
 impl FromRequestParts<App> for BodyParam {
@@ -203,7 +204,7 @@ impl FromRequestParts<App> for BodyParam {
     }
 }
 
-/// There is none, or none that this caller may know of.
+/// The Body does not exist, or this caller may not see it.
 pub fn no_body(name: &str) -> Failure {
     Failure::new(Kind::NotFound, format!("there is no Body {}", proto::text::visible(name)))
         .hint("list them: GET /v1/bodies")

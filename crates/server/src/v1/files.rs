@@ -1,4 +1,4 @@
-//! Files of a Body: up and down, as they stream.
+//! Files of a Body: upload and download, streamed.
 
 use axum::{
     body::Body,
@@ -27,23 +27,24 @@ pub fn router() -> OpenApiRouter<App> {
     OpenApiRouter::new().routes(routes!(download, upload))
 }
 
-/// Which file.
+/// Which file to read or write.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct FileQuery {
-    /// Its path inside the Body; one that does not begin with `/` is below the user's home.
+    /// The file's path inside the Body; a path that does not begin with `/` is relative to the user's home
+    /// directory.
     #[param(min_length = 1, max_length = 4095)]
     path: String,
-    /// Whose rights count; the Body's user if left out.
+    /// The user whose permissions apply; the Body's user if left out.
     #[param(max_length = 64)]
     user: Option<String>,
 }
 
-/// Read a file of a Body. `Range` is kept to.
-#[utoipa::path(get, path = "/bodies/{id}/files", operation_id = "read_file", tag = "files", params(("id" = String, Path, description = "Which Body"), FileQuery),
-    responses((status = 200, description = "Its contents", body = Vec<u8>, content_type = "application/octet-stream"),
-        (status = 206, description = "The part that was asked for", body = Vec<u8>, content_type = "application/octet-stream"),
+/// Read a file of a Body. The server honours the header `Range`.
+#[utoipa::path(get, path = "/bodies/{id}/files", operation_id = "read_file", tag = "files", params(("id" = String, Path, description = "The id of the Body"), FileQuery),
+    responses((status = 200, description = "The contents of the file", body = Vec<u8>, content_type = "application/octet-stream"),
+        (status = 206, description = "The requested range", body = Vec<u8>, content_type = "application/octet-stream"),
         (status = "default", description = "Refused", body = ErrorBody)))]
 async fn download(
     state: State<App>,
@@ -59,8 +60,8 @@ async fn download(
     Ok(response)
 }
 
-/// Write a file of a Body; directories above it are made.
-#[utoipa::path(put, path = "/bodies/{id}/files", operation_id = "write_file", tag = "files", params(("id" = String, Path, description = "Which Body"), FileQuery),
+/// Write a file of a Body; the guest creates missing parent directories.
+#[utoipa::path(put, path = "/bodies/{id}/files", operation_id = "write_file", tag = "files", params(("id" = String, Path, description = "The id of the Body"), FileQuery),
     request_body(content = Option<Vec<u8>>, content_type = "application/octet-stream"),
     responses((status = 204, description = "Written"), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn upload(
@@ -76,7 +77,7 @@ async fn upload(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Asks the guest; what it refuses is told in our words.
+/// Passes the request to the guest, and translates a refusal of the guest into this API's error format.
 async fn pass(
     app: App,
     id: &BodyId,
@@ -85,7 +86,7 @@ async fn pass(
     mut request: Request,
 ) -> Result<Response<Body>, V1Refusal> {
     if query.path.is_empty() || query.path.contains('\0') {
-        return Err(Failure::new(Kind::Usage, "that is no path").into());
+        return Err(Failure::new(Kind::Usage, "`path` must not be empty or contain a NUL byte").into());
     }
     let token = app.fleet().token(id);
     *request.uri_mut() = uri(query)?;
@@ -110,7 +111,9 @@ fn uri(query: &FileQuery) -> Result<Uri, Failure> {
     if let Some(user) = &query.user {
         pairs.append_pair("username", user);
     }
-    format!("/files?{}", pairs.finish()).parse().map_err(|_| Failure::new(Kind::Usage, "that is no path"))
+    format!("/files?{}", pairs.finish())
+        .parse()
+        .map_err(|_| Failure::new(Kind::Usage, "`path` cannot be encoded in a URL"))
 }
 
 async fn refusal(id: &BodyId, response: Response<Body>) -> V1Refusal {

@@ -1,4 +1,4 @@
-//! The host and the keys: what it can do, what nobody needs, who may call.
+//! Routes for the host and for API keys: version, doctor, garbage collection, and key management.
 
 use axum::{Json, extract::State, http::StatusCode};
 use fleet::{Fleet, GcMode};
@@ -26,58 +26,58 @@ pub fn router() -> OpenApiRouter<App> {
         .routes(routes!(revoke))
 }
 
-/// Which server this is.
+/// The version of this server.
 #[derive(Debug, Serialize, ToSchema)]
 struct Version {
-    /// Its version.
+    /// The version number.
     version: String,
 }
 
-/// Say which version serves.
+/// Show the server's version.
 #[utoipa::path(get, path = "/version", operation_id = "get_version", tag = "host",
     responses((status = 200, description = "The version", body = Version), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn version(_: ReadAccess) -> Json<Version> {
     Json(Version { version: env!("CARGO_PKG_VERSION").into() })
 }
 
-/// One thing that was tried on this host.
+/// The result of one check of this host.
 #[derive(Debug, Serialize, ToSchema)]
 struct Finding {
-    /// What.
+    /// The name of the check.
     name: String,
-    /// How far it works.
+    /// How well it works.
     state: MechanismState,
-    /// What was seen.
+    /// Details of the result.
     detail: String,
-    /// The command that helps.
+    /// A command that fixes the problem.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     fix: Option<String>,
 }
 
-/// One layer on this host.
+/// One isolation layer on this host.
 #[derive(Debug, Serialize, ToSchema)]
 struct LayerReport {
-    /// Which.
+    /// The name of the layer.
     layer: String,
-    /// Whether a Body can be started on it now.
+    /// Whether a Body can start on it now.
     usable: bool,
-    /// What it lacks.
+    /// The requirements that the host does not meet.
     lacks: Vec<String>,
 }
 
-/// All that was found.
+/// The results of all checks.
 #[derive(Debug, Serialize, ToSchema)]
 struct Doctor {
-    /// Each thing that was tried.
+    /// The result of each check.
     findings: Vec<Finding>,
-    /// Each layer.
+    /// The state of each layer.
     layers: Vec<LayerReport>,
 }
 
-/// Find out what this host can do, by trying it.
+/// Check by trial what this host supports.
 #[utoipa::path(post, path = "/doctor", operation_id = "doctor", tag = "host",
-    responses((status = 200, description = "What was found", body = Doctor), (status = "default", description = "Refused", body = ErrorBody)))]
+    responses((status = 200, description = "The results of the checks", body = Doctor), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn doctor(state: State<App>, _: AdminAccess) -> Result<Json<Doctor>, V1Refusal> {
     let found = state.0.blocking(async |fleet: &Fleet| fleet.doctor().await).await?;
     let finding = |found: fleet::DoctorFinding| Finding {
@@ -97,38 +97,38 @@ async fn doctor(state: State<App>, _: AdminAccess) -> Result<Json<Doctor>, V1Ref
     }))
 }
 
-/// How to sweep.
+/// How to collect garbage.
 #[derive(Debug, Clone, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct GcRequest {
-    /// Only say what would go.
+    /// List what would be removed, and remove nothing.
     #[serde(default)]
     dry_run: bool,
 }
 
-/// Something that nobody needs.
+/// An unused item on disk.
 #[derive(Debug, Serialize, ToSchema)]
 struct Garbage {
-    /// What it is.
+    /// The kind of item.
     kind: String,
     /// Its name.
     name: String,
-    /// What it takes.
+    /// Its size on disk.
     bytes: u64,
-    /// Why nobody needs it.
+    /// Why it is unused.
     why: String,
 }
 
-/// What was or would be removed.
+/// The items that were removed, or would be.
 #[derive(Debug, Serialize, ToSchema)]
 struct GcResult {
-    /// All of it.
+    /// The items.
     items: Vec<Garbage>,
 }
 
-/// Remove what nobody needs, or say what that would be.
+/// Remove unused data, or list it.
 #[utoipa::path(post, path = "/gc", operation_id = "gc", tag = "host", request_body = Option<GcRequest>,
-    responses((status = 200, description = "What went, or would", body = GcResult), (status = "default", description = "Refused", body = ErrorBody)))]
+    responses((status = 200, description = "The items that were removed, or would be", body = GcResult), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn gc(
     state: State<App>,
     _: AdminAccess,
@@ -145,16 +145,16 @@ async fn gc(
     Ok(Json(GcResult { items: found.into_iter().map(shown).collect() }))
 }
 
-/// What a key is good for; each includes those before it.
+/// The scope of a key. Each scope includes those before it.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 enum KeyScope {
-    /// Look.
+    /// Read-only requests.
     Read,
-    /// Make, use and end Bodies.
+    /// Create, use and remove Bodies.
     #[default]
     Run,
-    /// Make and revoke keys, and use Bodies of every key.
+    /// Create and revoke keys, and use Bodies of every key.
     Admin,
 }
 
@@ -178,24 +178,24 @@ impl From<Scope> for KeyScope {
     }
 }
 
-/// A key, without what callers send.
+/// An API key, without its secret.
 #[derive(Debug, Serialize, ToSchema)]
 struct Key {
-    /// Which.
+    /// The id of the key.
     id: String,
-    /// What somebody called it.
+    /// The name of the key.
     name: String,
-    /// What it is good for.
+    /// The scope of the key.
     scope: KeyScope,
-    /// How much its Bodies may use together.
+    /// The quota of all Bodies of this key together.
     quota: Quota,
-    /// When it was made, RFC 3339.
+    /// When the key was created, RFC 3339.
     created_at: String,
-    /// When it was revoked.
+    /// When the key was revoked, RFC 3339.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     revoked_at: Option<String>,
-    /// What callers send; shown once, when it is made.
+    /// The secret that callers send. The server returns it only once, in the response that creates the key.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     secret: Option<String>,
@@ -208,10 +208,10 @@ impl Key {
     }
 }
 
-/// All keys.
+/// All API keys.
 #[derive(Debug, Serialize, ToSchema)]
 struct KeyList {
-    /// Every key that was ever made, oldest first.
+    /// Every key that was ever created, oldest first.
     items: Vec<Key>,
 }
 
@@ -223,24 +223,24 @@ async fn keys(state: State<App>, _: AdminAccess) -> Result<Json<KeyList>, V1Refu
     Ok(Json(KeyList { items: records.into_iter().map(|record| Key::new(record, None)).collect() }))
 }
 
-/// A key to be made.
+/// The key to create.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct NewKey {
-    /// What to call it.
+    /// A name for the key.
     #[schema(min_length = 1, max_length = 64)]
     name: String,
-    /// What it is good for.
+    /// The scope of the key.
     #[serde(default)]
     scope: KeyScope,
-    /// How much its Bodies may use together.
+    /// The quota of all Bodies of this key together.
     #[serde(default)]
     quota: Quota,
 }
 
-/// Make a key. It is shown once.
+/// Create a key. Its secret is returned only in this response.
 #[utoipa::path(post, path = "/keys", operation_id = "create_key", tag = "keys", request_body = NewKey,
-    responses((status = 201, description = "Made", body = Key), (status = "default", description = "Refused", body = ErrorBody)))]
+    responses((status = 201, description = "The new key with its secret", body = Key), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn make_key(
     state: State<App>,
     _: AdminAccess,
@@ -249,7 +249,8 @@ async fn make_key(
     check_quota(&asked.quota)?;
     let made = state.0.keys().make_with(&asked.name, asked.scope.into(), asked.quota)?;
     let record = state.0.keys().all()?.into_iter().find(|record| record.id == made.id);
-    let record = record.ok_or_else(|| Failure::new(Kind::Internal, "a key was made and is not there"))?;
+    let record =
+        record.ok_or_else(|| Failure::new(Kind::Internal, "the new key is missing from the key store"))?;
     Ok((StatusCode::CREATED, Json(Key::new(record, Some(made.secret)))))
 }
 
@@ -258,11 +259,11 @@ fn check_quota(quota: &Quota) -> Result<(), Failure> {
     if all.into_iter().flatten().all(|most| i64::try_from(most).is_ok()) {
         return Ok(());
     }
-    Err(Failure::new(Kind::Usage, "no key can have that much").hint("leave out what is not to be bounded"))
+    Err(Failure::new(Kind::Usage, "a quota is too large").hint("leave out a limit to have none"))
 }
 
-/// Make a key worthless, from the next request on.
-#[utoipa::path(delete, path = "/keys/{key}", operation_id = "revoke_key", tag = "keys", params(("key" = String, Path, description = "Its id")),
+/// Revoke a key; the server refuses it from the next request on.
+#[utoipa::path(delete, path = "/keys/{key}", operation_id = "revoke_key", tag = "keys", params(("key" = String, Path, description = "The id of the key")),
     responses((status = 204, description = "Revoked"), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn revoke(
     state: State<App>,

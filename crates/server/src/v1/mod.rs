@@ -1,7 +1,8 @@
-//! The native API: everything `pal` can do, in the words of the glossary, described by `/openapi.json`.
+//! The native API: everything `pal` can do. `/openapi.json` describes it.
 //!
 //! Invariant: every refusal is an [`error::ErrorBody`], built from `proto`'s one table.
-//! Invariant: a key sees and touches the Bodies it asked for, and an admin's every Body; to others a Body is not there.
+//! Invariant: a key sees and changes the Bodies that it created, an admin key every Body. To other keys a
+//! Body does not exist.
 
 mod bodies;
 mod error;
@@ -41,7 +42,7 @@ pub use services::Services;
 #[openapi(info(title = "Palisade", description = "Every AI agent a computer of its own, on yours."), modifiers(&KeyAuth))]
 struct ApiDocument;
 
-/// Every route wants a key.
+/// Declares in the OpenAPI document that every route requires a key.
 struct KeyAuth;
 
 impl Modify for KeyAuth {
@@ -52,7 +53,7 @@ impl Modify for KeyAuth {
     }
 }
 
-/// Its routes.
+/// The routes of the native API.
 pub fn router() -> Router<App> {
     let (router, document) = described();
     let text = document.to_json().unwrap_or_default();
@@ -86,17 +87,14 @@ fn described() -> (Router<App>, utoipa::openapi::OpenApi) {
     (router, document.nest("/v1", paths))
 }
 
-/// A refusal of the router itself.
+/// A refusal by the router itself: unknown route or method.
 struct RouterRefusal(StatusCode, &'static str);
 
 impl IntoResponse for RouterRefusal {
     fn into_response(self) -> axum::response::Response {
         let kind = if self.0 == StatusCode::NOT_FOUND { Kind::NotFound } else { Kind::Usage };
-        error::V1Refusal::with(
-            self.0,
-            Failure::new(kind, self.1).hint("see what there is: GET /openapi.json"),
-        )
-        .into_response()
+        error::V1Refusal::with(self.0, Failure::new(kind, self.1).hint("list the routes: GET /openapi.json"))
+            .into_response()
     }
 }
 

@@ -1,6 +1,6 @@
-//! What the native API says of Bodies and what they are made of.
+//! The schema types of the native API: Bodies, their limits, mounts and enforcement records.
 //!
-//! Invariant: no shape holds a path of the host, a host id or a pid of the host.
+//! Invariant: no schema type holds a path, a user id or a pid of the host.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -9,17 +9,17 @@ use proto::{Layer, MechanismStatus, Size, launch::GuestEnd, spec::Access};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// How a Body is.
+/// The status of a Body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum BodyStatus {
     /// Its guest answers.
     Running,
-    /// Frozen.
+    /// Its processes are frozen.
     Paused,
-    /// Ended in order; can be started.
+    /// It was stopped; it can be started.
     Stopped,
-    /// Its guest died; can be started.
+    /// Its guest died; it can be started.
     Dead,
     /// It ran before the host's last boot; can be started.
     #[serde(alias = "lost")]
@@ -38,50 +38,50 @@ impl From<Status> for BodyStatus {
     }
 }
 
-/// Who may reach the ports of a Body.
+/// Access to the ports of a Body.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Ports {
-    /// Who sends the Body's `traffic_token`.
+    /// Callers must send the Body's `traffic_token`.
     #[default]
     Private,
-    /// Everybody who reaches the server.
+    /// Every caller that reaches the server.
     Public,
 }
 
-/// What becomes of a Body at its deadline.
+/// The action at a Body's deadline.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 #[schema(as = OnTimeout)]
 pub enum TimeoutAction {
-    /// It is removed.
+    /// The server removes the Body.
     #[default]
     Remove,
-    /// It is paused.
+    /// The server pauses the Body.
     Pause,
 }
 
-/// One mechanism that holds a Body, or does not.
+/// One mechanism of a Body's isolation, and whether it is in force.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[schema(as = Mechanism)]
 pub struct BodyMechanism {
-    /// What it is for.
+    /// The resource or boundary that the mechanism protects.
     pub name: String,
-    /// How far it holds.
+    /// How far the mechanism is in force.
     pub state: MechanismState,
-    /// By what it is held, or why it is not.
+    /// The kernel feature that enforces it, or the reason why it is not enforced.
     pub reason: String,
 }
 
-/// How far a mechanism holds.
+/// How far a mechanism is in force.
 #[derive(Debug, Clone, Copy, Serialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum MechanismState {
-    /// Not there at all.
+    /// Not in force at all.
     Absent,
-    /// There, but weaker than it should be.
+    /// In force, but weaker than intended.
     Degraded,
-    /// The kernel holds it.
+    /// The kernel enforces it.
     Enforced,
 }
 
@@ -95,56 +95,57 @@ impl From<MechanismStatus> for MechanismState {
     }
 }
 
-/// How much a Body may use.
+/// The limits of a Body.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[schema(as = Limits)]
 pub struct BodyLimits {
     /// Memory of all processes together.
     pub memory_bytes: u64,
-    /// Processor time in thousandths of one processor.
+    /// CPU time, in thousandths of one CPU.
     pub cpu_milli: u32,
     /// Processes and threads.
     pub pids: u32,
-    /// What it may write.
+    /// Bytes that the Body may write to its file system.
     pub disk_bytes: u64,
-    /// Files and directories it may make.
+    /// Number of files and directories that the Body may create.
     pub inodes: u64,
     /// Open files of one process.
     pub files: u32,
-    /// How long it may live from its start.
+    /// Milliseconds that the Body may run after its start.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub wall_ms: Option<u64>,
-    /// Output of one exec that is kept in the log.
+    /// Bytes of output of one exec that the log keeps.
     pub output_bytes: u64,
 }
 
-/// Limits as they are asked for; what is left out gets the host's default.
+/// Limits of a new Body; a limit that is left out gets the host's default.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LimitsRequest {
     /// Memory of all processes together.
     #[schema(minimum = 8388608)]
     pub memory_bytes: Option<u64>,
-    /// Processor time in thousandths of one processor.
+    /// CPU time, in thousandths of one CPU.
     #[schema(minimum = 10)]
     pub cpu_milli: Option<u32>,
     /// Processes and threads.
     #[schema(minimum = 4, maximum = 4194304)]
     pub pids: Option<u32>,
-    /// What it may write.
+    /// Bytes that the Body may write to its file system.
     #[schema(minimum = 1048576)]
     pub disk_bytes: Option<u64>,
-    /// Files and directories it may make; without, one for each 16 KiB of its disk, and at least 4096.
+    /// Number of files and directories that the Body may create; if left out, one for each 16 KiB of its
+    /// disk, and at least 4096.
     #[schema(minimum = 64)]
     pub inodes: Option<u64>,
     /// Open files of one process.
     #[schema(minimum = 64, maximum = 1048576)]
     pub files: Option<u32>,
-    /// How long it may live from its start.
+    /// Milliseconds that the Body may run after its start.
     #[schema(minimum = 1)]
     pub wall_ms: Option<u64>,
-    /// Output of one exec that is kept in the log.
+    /// Bytes of output of one exec that the log keeps.
     #[schema(minimum = 0)]
     pub output_bytes: Option<u64>,
 }
@@ -164,77 +165,77 @@ impl From<LimitsRequest> for LimitRequest {
     }
 }
 
-/// Something of the host that a Body sees because somebody named it.
+/// A file or directory of the host that was mounted in a Body on request.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct MountInfo {
-    /// Where the Body sees it.
+    /// Its path inside the Body.
     pub target: String,
     /// Whether the Body may change it.
     pub writable: bool,
-    /// Whether it may change git directories there, too.
+    /// Whether the Body may change git directories there, too.
     pub unprotected: bool,
 }
 
-/// A Body: a file system, processes, a network view, limits.
+/// A Body: a sandbox with a file system, processes, a network and limits of its own.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct Body {
-    /// Which.
+    /// The id of the Body.
     #[schema(pattern = "^[a-z0-9]{1,32}$")]
     pub id: String,
-    /// How it is.
+    /// The status of the Body.
     pub status: BodyStatus,
-    /// When it was made, RFC 3339.
+    /// When the Body was created, RFC 3339.
     pub created_at: String,
-    /// How it is held.
+    /// The isolation layer of the Body.
     pub layer: String,
-    /// What it started from.
+    /// The template or snapshot that the Body was created from.
     pub template: String,
-    /// The Body it was forked from.
+    /// The Body that it was forked from.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub parent: Option<String>,
-    /// How much it may use.
+    /// The limits of the Body.
     pub limits: BodyLimits,
-    /// Names of the variables that every process in it has; values stay inside.
+    /// Names of the environment variables of every process in the Body. The API does not return their values.
     pub env: Vec<String>,
-    /// What it sees of the host by name.
+    /// Files and directories of the host that the Body sees.
     pub mounts: Vec<MountInfo>,
-    /// Where commands run.
+    /// The working directory of commands.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub workdir: Option<String>,
-    /// Who runs commands.
+    /// The user that runs commands.
     pub user: String,
-    /// What its owner wrote on it.
+    /// Labels that the owner gave the Body.
     pub metadata: BTreeMap<String, String>,
-    /// The key that asked for it; none for one that was made without a server.
+    /// The id of the key that created the Body; none if it was created without a server.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub owner: Option<String>,
-    /// When it is removed or paused, in milliseconds since 1970; none if nobody set that.
+    /// The Body's deadline in milliseconds since 1970; none if it has no deadline.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub deadline_ms: Option<u64>,
-    /// What becomes of it then.
+    /// The action at the deadline.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub on_timeout: Option<TimeoutAction>,
-    /// Who may reach its ports.
+    /// Access to the Body's ports.
     pub ports: Ports,
-    /// What callers of its ports send as `e2b-traffic-access-token`.
+    /// The token that callers of the Body's ports send as `e2b-traffic-access-token`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub traffic_token: Option<String>,
-    /// Why its guest is gone, if it is.
+    /// Why the guest ended, if it has.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub end: Option<String>,
-    /// What holds it, mechanism by mechanism.
+    /// The enforcement record: each mechanism of the Body's isolation.
     pub enforcement: Vec<BodyMechanism>,
 }
 
 impl Body {
-    /// As its owner may see it.
+    /// The Body as its owner may see it.
     pub fn new(view: BodyView, lease: Option<Lease>) -> Self {
         let spec = view.spec;
         let limits = spec.limits;
@@ -292,7 +293,7 @@ impl From<proto::Mechanism> for BodyMechanism {
     }
 }
 
-/// An end in one word, as the log has it.
+/// The end of a guest in one word, as in the log.
 pub fn end_word(end: &GuestEnd) -> String {
     match serde_json::to_value(end) {
         Ok(serde_json::Value::String(word)) => word,
@@ -305,13 +306,13 @@ pub fn end_word(end: &GuestEnd) -> String {
     }
 }
 
-/// A layer that can be asked for.
+/// An isolation layer that a client can choose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum LayerRequest {
-    /// Namespaces, Landlock, seccomp and limits.
+    /// Namespaces, Landlock, seccomp and cgroup limits.
     Process,
-    /// A kernel of its own, where microVMs are set up.
+    /// A microVM with its own kernel; available where microVMs are set up.
     Microvm,
 }
 

@@ -1,4 +1,4 @@
-//! Lists in pages: a page says where the next one begins.
+//! Lists in pages; each page has a cursor for the next one.
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use proto::{Failure, Kind};
@@ -9,38 +9,39 @@ const LIMIT_DEFAULT: usize = 100;
 const LIMIT_MAX: usize = 1000;
 const CURSOR_LEN_MAX: usize = 256;
 
-/// Which page of a list.
+/// Which page of a list to return.
 #[derive(Debug, Clone, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct PageQuery {
-    /// At most so many.
+    /// The largest number of items on the page.
     #[param(minimum = 1, maximum = 1000, default = 100)]
     pub limit: Option<u16>,
-    /// Where the page begins: `next` of the page before it.
+    /// The cursor of the page: `next` of the page before it.
     #[param(max_length = 256)]
     pub cursor: Option<String>,
 }
 
 impl PageQuery {
-    /// How many.
+    /// The number of items on the page.
     pub fn limit(&self) -> Result<usize, Failure> {
         limit(self.limit.map(u64::from))
     }
 
-    /// The position behind which the page begins, in a list whose cursors are positions; 0 begins with the first.
+    /// The position after which the page begins, in a list whose cursors are positions; 0 begins with the
+    /// first item.
     pub fn position(&self) -> Result<u64, Failure> {
         let Some(cursor) = &self.cursor else { return Ok(0) };
         read(cursor)?.parse().map_err(|_| unknown_cursor())
     }
 }
 
-/// How many, if that many may be asked for.
+/// Checks a requested page size, and applies the default.
 pub fn limit(asked: Option<u64>) -> Result<usize, Failure> {
     match asked {
         None => Ok(LIMIT_DEFAULT),
         Some(limit) if (1..=LIMIT_MAX as u64).contains(&limit) => Ok(limit as usize),
-        Some(limit) => Err(Failure::new(Kind::Usage, format!("a page cannot have {limit} items"))
+        Some(limit) => Err(Failure::new(Kind::Usage, format!("`limit` cannot be {limit}"))
             .hint(format!("ask for 1 to {LIMIT_MAX}"))),
     }
 }
@@ -48,9 +49,9 @@ pub fn limit(asked: Option<u64>) -> Result<usize, Failure> {
 /// A page of a list.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct Page<T> {
-    /// What is on it, oldest first.
+    /// The items of the page, oldest first.
     pub items: Vec<T>,
-    /// Cursor of the next page; none on the last.
+    /// The cursor of the next page; absent on the last page.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub next: Option<String>,
@@ -65,7 +66,7 @@ pub fn page<T>(items: Vec<T>, query: &PageQuery, key: impl Fn(&T) -> String) -> 
 }
 
 impl<T> Page<T> {
-    /// The first items of what is left of a list; there is a next page if there are more.
+    /// Makes a page of the first items; there is a next page if more items follow.
     pub fn cut(rest: impl IntoIterator<Item = T>, limit: usize, key: impl Fn(&T) -> String) -> Self {
         let mut rest = rest.into_iter();
         let items: Vec<T> = rest.by_ref().take(limit).collect();
@@ -96,7 +97,7 @@ mod tests {
         let mut query = PageQuery { limit: Some(4), cursor: None };
         let mut seen = Vec::new();
         loop {
-            // The first ones are removed while somebody reads on.
+            // The first items are removed while a client reads the pages.
             let from = if seen.is_empty() { 0 } else { 2 };
             let page = page(list(from..10), &query, String::clone).unwrap();
             seen.extend(page.items);

@@ -1,9 +1,11 @@
 //! Terminals over WebSocket.
 //!
-//! Binary frames are bytes of the terminal, both ways. Text frames are JSON: from the server `hello`, `screen` (the next
-//! binary frame replaces everything shown), `size`, `ended`, `lost`; from the client `resize`.
+//! Binary frames are bytes of the terminal, in both directions. Text frames are JSON: from the server
+//! `hello`, `screen` (the next binary frame replaces everything shown), `size`, `ended`, `lost`; from the
+//! client `resize`.
 //!
-//! Invariant: a connection that gives no sign of life for [`SILENCE_MAX`] is closed, and with it the wait for it.
+//! Invariant: the server closes a connection that sends nothing for [`SILENCE_MAX`], and the terminal stops
+//! waiting for it.
 
 use std::time::Duration;
 
@@ -41,7 +43,7 @@ use crate::{
 const MESSAGE_LEN_MAX: usize = 1 << 20;
 const PING_EVERY: Duration = Duration::from_secs(15);
 const SILENCE_MAX: Duration = Duration::from_secs(60);
-/// How long a command may leave input lying before its caller is told.
+/// How long a command may leave input unread before the server closes the connection.
 const INPUT_WAIT: Duration = Duration::from_secs(60);
 const NAME_DEFAULT: &str = "main";
 
@@ -49,28 +51,28 @@ pub fn router() -> OpenApiRouter<App> {
     OpenApiRouter::new().routes(routes!(pty)).routes(routes!(list))
 }
 
-/// Which terminal.
+/// Which terminal to open.
 #[derive(Debug, Clone, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct PtyQuery {
-    /// Its name; `main` if left out. One that runs is joined.
+    /// The name of the terminal; `main` if left out. The client joins a terminal that runs already.
     #[param(pattern = "^[A-Za-z0-9_-]{1,64}$")]
     name: Option<String>,
-    /// Columns; 80 of a new one if left out.
+    /// Columns; a new terminal has 80 if left out.
     #[param(minimum = 1, maximum = 1000)]
     cols: Option<i64>,
-    /// Rows; 24 of a new one if left out.
+    /// Rows; a new terminal has 24 if left out.
     #[param(minimum = 1, maximum = 500)]
     rows: Option<i64>,
-    /// `type` to use it, `watch` to look on.
+    /// `type` to type in the terminal, `watch` to watch it only.
     #[param(inline)]
     mode: Option<PtyMode>,
-    /// What runs in a new one; a login shell if left out.
+    /// The command of a new terminal; a login shell if left out.
     command: Option<String>,
-    /// Who runs it.
+    /// The user that runs the command.
     user: Option<String>,
-    /// Where it runs.
+    /// The working directory of the command.
     workdir: Option<String>,
 }
 
@@ -83,11 +85,12 @@ enum PtyMode {
 
 /// Open a terminal of a Body over a WebSocket, or join one that runs.
 ///
-/// Binary frames are bytes of the terminal, both ways. Text frames are JSON: the server says
-/// `{"type":"hello","name","pid","mode"}`, `{"type":"screen","cols","rows"}` (clear, and show the next binary frame),
-/// `{"type":"size","cols","rows"}`, and at the end `{"type":"ended","code",…}` or `{"type":"lost","message"}`; the client may
-/// say `{"type":"resize","cols","rows"}`. A browser gives its key by offering the protocols `palisade` and `key.SECRET`.
-#[utoipa::path(get, path = "/bodies/{id}/pty", operation_id = "open_terminal", tag = "terminals", params(("id" = String, Path, description = "Which Body"), PtyQuery),
+/// Binary frames are bytes of the terminal, in both directions. Text frames are JSON: the server sends
+/// `{"type":"hello","name","pid","mode"}`, `{"type":"screen","cols","rows"}` (clear the screen, then show the
+/// next binary frame), `{"type":"size","cols","rows"}`, and at the end `{"type":"ended","code",…}` or
+/// `{"type":"lost","message"}`; the client may send `{"type":"resize","cols","rows"}`. A browser sends its
+/// key by offering the subprotocols `palisade` and `key.SECRET`.
+#[utoipa::path(get, path = "/bodies/{id}/pty", operation_id = "open_terminal", tag = "terminals", params(("id" = String, Path, description = "The id of the Body"), PtyQuery),
     responses((status = 101, description = "A WebSocket"), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn pty(
     state: State<App>,
@@ -102,7 +105,7 @@ async fn pty(
     let right = if query.mode == Some(PtyMode::Watch) { ViewerRight::Watch } else { ViewerRight::Type };
     if right == ViewerRight::Type && caller.scope < Scope::Run {
         audit::denied(&app, Some(&caller), &method, &uri, "scope").await;
-        return Err(Failure::new(Kind::Denied, "this key may only look")
+        return Err(Failure::new(Kind::Denied, "this key is read-only")
             .hint("connect with `mode=watch`")
             .into());
     }
@@ -149,7 +152,7 @@ async fn pty(
         }))
 }
 
-/// One viewer's connection.
+/// The WebSocket of one viewer.
 struct PtyConnection {
     right: ViewerRight,
     orders: TerminalOrders,
@@ -158,7 +161,7 @@ struct PtyConnection {
     _open: crate::streams::OpenStream,
 }
 
-/// What a client may say besides bytes.
+/// A text message of a client.
 #[derive(Debug, Deserialize)]
 #[serde(tag = "type", rename_all = "lowercase", deny_unknown_fields)]
 enum ClientMessage {
@@ -169,12 +172,13 @@ impl PtyConnection {
     async fn run(self, socket: WebSocket, seat: ViewerSeat, hello: String) {
         let (send, mut receive) = socket.split();
         let (heard, silence) = watch::channel(Instant::now());
-        // Whichever side has enough ends both.
+        // When either direction ends, the connection ends.
         tokio::select! {
             () = tell(send, seat, hello, silence) => {}
             () = self.listen(&mut receive, heard) => return,
         }
-        // A connection that is closed with something unread is reset, and what is still under way to the client is lost.
+        // If the server closes the socket with unread input, the kernel resets the connection, and frames on
+        // their way to the client are lost.
         let drained = async { while let Some(Ok(_)) = receive.next().await {} };
         let _ = tokio::time::timeout(SILENCE_MAX, drained).await;
     }
@@ -184,7 +188,8 @@ impl PtyConnection {
             heard.send_replace(Instant::now());
             let done = match message {
                 Message::Binary(bytes) if self.right == ViewerRight::Type => {
-                    // Not more than the command takes: so the client waits, and nothing grows here.
+                    // Reads no more input than the command takes, so that the client waits and no queue grows
+                    // here.
                     matches!(tokio::time::timeout(INPUT_WAIT, self.control.send(bytes)).await, Ok(Ok(())))
                 }
                 Message::Text(text) if self.right == ViewerRight::Type => self.obey(&text).await,
@@ -197,7 +202,7 @@ impl PtyConnection {
         }
     }
 
-    /// False when the client cannot be understood.
+    /// Carries out a text message; false when the message is invalid.
     async fn obey(&self, text: &str) -> bool {
         let Ok(ClientMessage::Resize { cols, rows }) = serde_json::from_str(text) else { return false };
         let Ok(size) = terminal::check_size(cols, rows) else { return false };
@@ -241,7 +246,7 @@ async fn tell(
     let _ = in_time(send.send(Message::Close(Some(bye)))).await;
 }
 
-/// One who does not read for that long is gone.
+/// Sends within the time limit; a client that does not read for that long counts as disconnected.
 async fn in_time<E>(sent: impl Future<Output = Result<(), E>>) -> bool {
     matches!(tokio::time::timeout(SILENCE_MAX, sent).await, Ok(Ok(())))
 }
@@ -275,16 +280,16 @@ struct Terminal {
     pid: u32,
 }
 
-/// Terminals of a Body.
+/// The terminals of a Body.
 #[derive(Debug, Serialize, ToSchema)]
 struct TerminalList {
-    /// By name.
+    /// The terminals, sorted by name.
     items: Vec<Terminal>,
 }
 
-/// List the terminals that run in a Body, whoever holds them.
-#[utoipa::path(get, path = "/bodies/{id}/terminals", operation_id = "list_terminals", tag = "terminals", params(("id" = String, Path, description = "Which Body")),
-    responses((status = 200, description = "Its terminals", body = TerminalList), (status = "default", description = "Refused", body = ErrorBody)))]
+/// List the terminals that run in a Body, including those that another server started.
+#[utoipa::path(get, path = "/bodies/{id}/terminals", operation_id = "list_terminals", tag = "terminals", params(("id" = String, Path, description = "The id of the Body")),
+    responses((status = 200, description = "The terminals of the Body", body = TerminalList), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn list(
     state: State<App>,
     ReadAccess(caller): ReadAccess,

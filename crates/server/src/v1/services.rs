@@ -1,4 +1,4 @@
-//! What the native API keeps between requests.
+//! State that the native API keeps between requests.
 
 use std::{
     sync::{
@@ -12,10 +12,10 @@ use tokio::sync::watch;
 
 use crate::{App, limits::LimitTracker, metrics::RequestMetrics, terminal::Terminals};
 
-/// How soon an event that another process wrote is noticed.
+/// How often the server looks for events that another process stored.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// What the native API keeps between requests; a clone is the same one.
+/// State that the native API keeps between requests. Clones share it.
 #[derive(Debug, Clone, Default)]
 pub struct Services(Arc<ServicesState>);
 
@@ -28,28 +28,28 @@ struct ServicesState {
 }
 
 impl Services {
-    /// Terminals that are held here.
+    /// Terminals that this server follows.
     pub fn terminals(&self) -> &Terminals {
         &self.0.terminals
     }
 
-    /// Who uses how much.
+    /// The limits and quotas, and how much of them is in use.
     pub fn limits(&self) -> &LimitTracker {
         &self.0.limits
     }
 
-    /// What is counted.
+    /// Request counters.
     pub fn metrics(&self) -> &RequestMetrics {
         &self.0.metrics
     }
 
-    /// Who follows the log.
+    /// The watcher of the event log.
     pub fn follow(&self) -> &LogFollower {
         &self.0.follow
     }
 }
 
-/// One task looks at the log for everybody who follows it, and nobody looks when nobody follows.
+/// Watches the log: one task serves all followers, and no task runs while there are no followers.
 #[derive(Debug, Clone, Default)]
 pub struct LogFollower(Arc<LogWatch>);
 
@@ -60,7 +60,7 @@ struct LogWatch {
 }
 
 impl LogFollower {
-    /// The place of the newest event, from now on.
+    /// Follows the position of the newest event from now on.
     pub fn watch(&self, app: &App) -> watch::Receiver<u64> {
         let receiver = self.0.seen.subscribe();
         if !self.0.begun.swap(true, Ordering::SeqCst) {
@@ -79,7 +79,7 @@ async fn look(looking: Arc<LogWatch>, app: App) {
         tokio::time::sleep(LOOK_EVERY).await;
         if looking.seen.receiver_count() == 0 {
             looking.begun.store(false, Ordering::SeqCst);
-            // Somebody who came just now saw that one was looking.
+            // A follower that subscribed at this moment saw that a task was running, and relies on it.
             if looking.seen.receiver_count() == 0 || looking.begun.swap(true, Ordering::SeqCst) {
                 return;
             }

@@ -1,4 +1,4 @@
-//! Snapshots of Bodies, and what Bodies can be made from.
+//! Snapshots of Bodies, and the templates that Bodies can be created from.
 
 use axum::{Json, extract::State, http::StatusCode};
 use fleet::{Fleet, SnapshotView};
@@ -26,17 +26,17 @@ pub fn router() -> OpenApiRouter<App> {
 /// A named, immutable state of a Body's files.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 struct Snapshot {
-    /// Which.
+    /// The id of the snapshot.
     id: String,
-    /// The name somebody gave it.
+    /// The name of the snapshot, if it has one.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     name: Option<String>,
-    /// The Body it was taken of.
+    /// The Body that the snapshot was taken of.
     body: String,
-    /// When, RFC 3339.
+    /// When the snapshot was taken, RFC 3339.
     created_at: String,
-    /// Bytes of the change it holds.
+    /// Size of the changes that the snapshot holds.
     bytes: u64,
 }
 
@@ -52,18 +52,18 @@ impl From<SnapshotView> for Snapshot {
     }
 }
 
-/// A snapshot to be taken.
+/// The snapshot to take.
 #[derive(Debug, Clone, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct NewSnapshot {
-    /// What to call it.
+    /// A name for the snapshot.
     #[schema(pattern = "^[A-Za-z0-9_.-]{1,64}$")]
     name: Option<String>,
 }
 
-/// Freeze the files of a Body under an id, and a name if one is given.
-#[utoipa::path(post, path = "/bodies/{id}/snapshot", operation_id = "snapshot_body", tag = "snapshots", params(("id" = String, Path, description = "Which Body")), request_body = Option<NewSnapshot>,
-    responses((status = 201, description = "Taken", body = Snapshot), (status = "default", description = "Refused", body = ErrorBody)))]
+/// Take a snapshot of a Body's files, with an optional name.
+#[utoipa::path(post, path = "/bodies/{id}/snapshot", operation_id = "snapshot_body", tag = "snapshots", params(("id" = String, Path, description = "The id of the Body")), request_body = Option<NewSnapshot>,
+    responses((status = 201, description = "The new snapshot", body = Snapshot), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn take(
     state: State<App>,
     RunAccess(caller): RunAccess,
@@ -102,7 +102,7 @@ async fn list(
 }
 
 /// Show a snapshot, by id or name.
-#[utoipa::path(get, path = "/snapshots/{snapshot}", operation_id = "get_snapshot", tag = "snapshots", params(("snapshot" = String, Path, description = "Its id or name")),
+#[utoipa::path(get, path = "/snapshots/{snapshot}", operation_id = "get_snapshot", tag = "snapshots", params(("snapshot" = String, Path, description = "The id or name of the snapshot")),
     responses((status = 200, description = "The snapshot", body = Snapshot), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn get(
     state: State<App>,
@@ -113,8 +113,8 @@ async fn get(
     Ok(Json(found.await?.into()))
 }
 
-/// Remove a snapshot that nobody stands on.
-#[utoipa::path(delete, path = "/snapshots/{snapshot}", operation_id = "remove_snapshot", tag = "snapshots", params(("snapshot" = String, Path, description = "Its id or name")),
+/// Remove a snapshot that no Body and no other snapshot uses.
+#[utoipa::path(delete, path = "/snapshots/{snapshot}", operation_id = "remove_snapshot", tag = "snapshots", params(("snapshot" = String, Path, description = "The id or name of the snapshot")),
     responses((status = 204, description = "Removed"), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn remove(
     state: State<App>,
@@ -129,17 +129,17 @@ async fn remove(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// What a Body can be made from.
+/// A template, or a snapshot that can be used as one.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[schema(as = Template)]
 struct TemplateInfo {
-    /// What to ask for.
+    /// The name to send as `template`.
     name: String,
-    /// What it is: `host`, `template` or `snapshot`.
+    /// Its kind: `host`, `template` or `snapshot`.
     kind: String,
 }
 
-/// List what a Body can be made from.
+/// List the templates that a Body can be created from.
 #[utoipa::path(get, path = "/templates", operation_id = "list_templates", tag = "snapshots", params(PageQuery),
     responses((status = 200, description = "A page of templates", body = Page<TemplateInfo>), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn templates(

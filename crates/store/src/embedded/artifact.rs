@@ -1,9 +1,10 @@
-//! Artifacts in files: `artifacts/`, below the first two digits of the hash.
+//! Artifacts as files: in `artifacts/`, below the first two digits of the hash.
 //!
 //! Invariant: a file under its final name is complete; it is written under another name and renamed.
-//! Invariant: a writer holds a lock on its unfinished file, so that a sweep can tell what a killed process left behind
-//! from what is being written.
-//! Trust: a reference may come from an event that a Body caused; it becomes a path only if it is 64 hex digits.
+//! Invariant: a writer holds a lock on its unfinished file, so that a sweep can distinguish files of a killed
+//! process from those that are being written.
+//! Trust: a reference may come from an event that a Body caused; it becomes a path only if it is 64
+//! hexadecimal digits.
 
 use std::{
     collections::hash_map::RandomState,
@@ -20,7 +21,7 @@ use crate::artifacts::{ArtifactError, ArtifactRef, ArtifactSink, ArtifactWriter,
 const UNFINISHED: &str = "tmp-";
 const SHA256_LEN: usize = 64;
 
-/// Where artifacts are and how safe they have to be.
+/// The directory of artifacts and their durability.
 #[derive(Debug)]
 pub(crate) struct ArtifactDir {
     dir: PathBuf,
@@ -62,7 +63,7 @@ impl Artifacts for Store {
                 continue;
             }
             for (sha256, path) in entries(&dir)? {
-                // Other files here are not ours; a file that is gone meanwhile was removed by another process.
+                // Other files here are not ours; a file that is gone was removed by another process.
                 let Ok(file) = path.symlink_metadata() else { continue };
                 if is_sha256(&sha256) && sha256.starts_with(&name) && file.is_file() {
                     found.push(ArtifactRef { sha256, bytes: file.len() });
@@ -114,10 +115,11 @@ impl FileSink {
     fn begin(artifacts: &ArtifactDir) -> Result<Self, ArtifactError> {
         let ArtifactDir { dir, durability } = artifacts;
         loop {
-            // The randomness only avoids clashes; `create_new` is what decides.
+            // The random name only avoids collisions; `create_new` detects them.
             let random = RandomState::new().hash_one(std::process::id());
             let path = dir.join(format!("{UNFINISHED}{random:016x}"));
-            // What is kept is never written again, and the mode says so; this descriptor may write all the same.
+            // A stored artifact is never written again, which its mode shows; this descriptor can still
+            // write.
             match OpenOptions::new().write(true).create_new(true).mode(0o400).open(&path) {
                 Ok(file) => {
                     let unfinished = PartialArtifact(path);
@@ -144,7 +146,7 @@ impl ArtifactSink for FileSink {
         if durability == Durability::Power {
             file.sync_all().map_err(|source| fault(&unfinished.0, source))?;
         }
-        // Over an equal one, if there is: should that have been damaged, it no longer is.
+        // Replaces an existing artifact with the same hash, which repairs it if it was damaged.
         let made = match fs::rename(&unfinished.0, &path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 make_dir(&shelf)?;
@@ -155,7 +157,7 @@ impl ArtifactSink for FileSink {
         made.map_err(|source| fault(&path, source))?;
         unfinished.forget();
         if durability == Durability::Power {
-            // The name, and the directories above it, which may be new.
+            // Syncs the name, and the directories above it, which may be new.
             for dir in path.ancestors().skip(1).take(3) {
                 File::open(dir).and_then(|dir| dir.sync_all()).map_err(|source| fault(dir, source))?;
             }
@@ -174,7 +176,7 @@ impl Write for FileSink {
     }
 }
 
-/// A path that goes away with this value.
+/// A path that is removed when this value is dropped.
 #[derive(Debug)]
 struct PartialArtifact(PathBuf);
 
@@ -187,13 +189,13 @@ impl PartialArtifact {
 impl Drop for PartialArtifact {
     fn drop(&mut self) {
         if !self.0.as_os_str().is_empty() {
-            // A failure has no caller to report to; the next sweep finds the file.
+            // There is no caller to report a failure to; the next sweep finds the file.
             let _ = fs::remove_file(&self.0);
         }
     }
 }
 
-/// Takes the lock; says whether a sweep was faster.
+/// Takes the lock; returns whether a sweep removed the file first.
 fn is_swept(file: &File) -> io::Result<bool> {
     file.lock()?;
     Ok(file.metadata()?.nlink() == 0)
@@ -203,7 +205,8 @@ fn is_sha256(text: &str) -> bool {
     text.len() == SHA256_LEN && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// Names and paths in a directory; none when it is not there. A name that is no text is none of ours.
+/// Names and paths in a directory; empty if it does not exist. A name that is not UTF-8 is not ours and is
+/// skipped.
 fn entries(dir: &Path) -> Result<Vec<(String, PathBuf)>, ArtifactError> {
     let listed = match fs::read_dir(dir) {
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {

@@ -1,11 +1,11 @@
-//! What SQLite's errors mean to callers of the log.
+//! Translates errors of SQLite into errors of the log.
 
 use rusqlite::{Error, ErrorCode, ffi};
 
 use crate::event_log::{AppendError, ReadError};
 
 pub(crate) fn append_error(error: Error) -> AppendError {
-    // The shared memory of the WAL is the one file whose lack of room SQLite reports otherwise.
+    // SQLite reports a full disk differently for the shared memory file of the WAL.
     let extended = error.sqlite_error().map(|error| error.extended_code);
     match error.sqlite_error_code() {
         _ if extended == Some(ffi::SQLITE_IOERR_SHMSIZE) => AppendError::DiskFull,

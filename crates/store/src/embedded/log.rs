@@ -25,7 +25,8 @@ use crate::{
     query::EventQuery,
 };
 
-/// How often a follower looks for new events: another process may append them, and SQLite has no call that waits.
+/// How often a follower queries for new events: another process may append them, and SQLite has no blocking
+/// wait.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// Heads that one seal names: about 150 bytes each, far below the longest append.
 const SEALED_MAX: usize = 2000;
@@ -43,7 +44,8 @@ impl EventLog for Store {
 
     fn head(&self, chain: &ChainId) -> Result<ChainHead, ReadError> {
         let connection = self.lock();
-        // One transaction: another process may append the first event between the two queries of a new chain.
+        // One transaction: another process may append the first event between the two queries for a new
+        // chain.
         let moment = connection.unchecked_transaction().map_err(read_error)?;
         head(&moment, chain).map_err(read_error)
     }
@@ -60,7 +62,7 @@ impl EventLog for Store {
         })
     }
 
-    /// Reads the head in the transaction that appends, so no other writer is ever faster.
+    /// Reads the head in the transaction that appends, so no other writer can come in between.
     fn append_at_end(&self, chain: &ChainId, drafts: Vec<Draft>) -> Result<Vec<Event>, AppendError> {
         let drafts = event_log::check(chain, drafts)?;
         self.write(|transaction| {
@@ -91,7 +93,7 @@ impl EventLog for Store {
 
     fn seal(&self, age_min: Duration) -> Result<bool, AppendError> {
         let unsealed = |state: LogState| state.pos > state.sealed_pos && state.is_seal_due(age_min);
-        // Most often there is nothing to do, and then no other process has to wait.
+        // Most often there is nothing to seal, and then no other process has to wait for the lock.
         if !unsealed(state(&self.lock()).map_err(append_error)?) {
             return Ok(false);
         }
@@ -133,14 +135,15 @@ pub(super) struct LogState {
     pub node: NodeId,
     /// Position of the last event.
     pub pos: u64,
-    /// All events up to this position are sealed. The event there is of the node's chain; 0 before the first seal.
+    /// The position up to which all events are sealed. The event there is in the node's chain; 0 before the first
+    /// seal.
     pub sealed_pos: u64,
     /// When the last seal was written, or the log created.
     sealed_at_ms: i64,
 }
 
 impl LogState {
-    /// Whether the last seal is so old, or of a clock that was set back since.
+    /// Whether the last seal is at least that old, or lies in the future because the clock was set back.
     fn is_seal_due(&self, age_min: Duration) -> bool {
         u128::from(schema::clock_ms().abs_diff(self.sealed_at_ms)) >= age_min.as_millis()
     }
@@ -170,8 +173,8 @@ pub(super) fn stored_head(connection: &Connection, chain: &str) -> Result<Option
         .optional()
 }
 
-/// Where the next event of a chain goes. A Body or node that has events in the chain of an earlier version goes on from
-/// that chain's end, so that a `seq` means one event of that Body.
+/// The head that the next event of a chain continues. If a Body or node has events in the chain of an earlier
+/// version, it continues from that chain's end, so that a `seq` means one event of that Body.
 fn head(connection: &Connection, chain: &ChainId) -> Result<ChainHead, Error> {
     if let Some(head) = stored_head(connection, &chain.to_string())? {
         return Ok(head);
@@ -193,7 +196,7 @@ fn has_earlier_events(connection: &Connection, body: &BodyId) -> Result<bool, Er
         .exists(params![body.as_str(), ChainId::OneChain.to_string()])
 }
 
-/// Drafts as the next events of a chain.
+/// Converts drafts to the next events of a chain.
 fn place(chain: &ChainId, mut head: ChainHead, drafts: Vec<Draft>) -> Vec<Event> {
     let place = |draft| {
         let event = Event::place(draft, chain.clone(), &head, clock::now());
@@ -203,8 +206,8 @@ fn place(chain: &ChainId, mut head: ChainHead, drafts: Vec<Draft>) -> Vec<Event>
     drafts.into_iter().map(place).collect()
 }
 
-/// Stores the events of one chain behind its head, and a seal if the last one is too old; gives them with their
-/// positions.
+/// Stores the events of one chain after its head, and a seal if the last one is too old; returns the events
+/// with their positions.
 fn store_events(transaction: &Transaction<'_>, events: Vec<Event>) -> Result<Vec<Event>, Error> {
     if events.is_empty() {
         return Ok(events);
@@ -252,8 +255,8 @@ fn find_stored(transaction: &Transaction<'_>, append: &Append) -> Result<Option<
     Ok(Some(found))
 }
 
-/// Seals the chains with events behind the last seal. The node's own chain needs no seal: the seal is chained to it.
-/// Says whether there was such a chain.
+/// Seals the chains with events after the last seal. The node's own chain needs no seal: the seal itself is
+/// in it. Returns whether there was such a chain.
 fn seal(transaction: &Transaction<'_>, mut state: LogState) -> Result<bool, Error> {
     let chain = ChainId::Node(state.node.clone());
     let heads = unsealed_heads(transaction, &state, &chain)?;
@@ -281,7 +284,7 @@ fn unsealed_heads(
     let mut heads = Vec::new();
     for found in rows {
         let (chain, seq, hash) = found?;
-        // A name that is no chain was written by another program; `verify` shows it.
+        // A name that is not a chain was written by another program; `verify` reports it.
         if let Ok(chain) = chain.parse() {
             heads.push(SealedHead { chain, seq, hash });
         }

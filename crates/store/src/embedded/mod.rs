@@ -37,21 +37,21 @@ pub struct Store {
     connection: Mutex<Connection>,
     path: PathBuf,
     mode: OpenMode,
-    /// Read from the log when it is first needed.
+    /// Read from the log at its first use.
     node: OnceLock<NodeId>,
     artifacts: ArtifactDir,
 }
 
 impl Store {
-    /// Opens the store in `dir`, which exists. Creates the log where there is none, and brings a log of an earlier
-    /// version up to date.
+    /// Opens the store in the existing directory `dir`. Creates the log if there is none, and migrates a log
+    /// of an earlier version.
     pub fn open(dir: &Path, durability: Durability) -> Result<Store, OpenError> {
         let path = dir.join(FILE);
         let connection = open::read_write(&path, durability)?;
         Ok(Self::new(connection, path, OpenMode::ReadWrite, ArtifactDir::new(dir, durability)))
     }
 
-    /// Opens the store in `dir` for reading, and writes no event.
+    /// Opens the store in `dir` for reading; writes no event.
     pub fn open_read_only(dir: &Path) -> Result<Store, OpenError> {
         let path = dir.join(FILE);
         let connection = open::read_only(&path)?;
@@ -62,12 +62,13 @@ impl Store {
         Store { connection: Mutex::new(connection), path, mode, node: OnceLock::new(), artifacts }
     }
 
-    /// Writes the WAL back into the database when it has grown past what the next open should have to read; gives up
-    /// at once when others read or write. Done when the store is dropped; a caller with time to spare may do it
-    /// earlier. Waits for the disk, at most once in [`open::WAL_LEN_TIDY`] of log.
+    /// Writes the WAL back into the database when it is longer than the next open should have to read; gives
+    /// up at once when other processes read or write. Dropping the store does this too; a caller with time to
+    /// spare may do it earlier. It waits for the disk, at most once in [`open::WAL_LEN_TIDY`] of log.
     pub fn tidy(&self) {
         if self.mode == OpenMode::ReadWrite && open::wal_len(&self.path) > open::WAL_LEN_TIDY {
-            // A failure loses nothing: all events are in the WAL, and the next process to leave tries again.
+            // A failure loses nothing: all events are in the WAL, and the next process that closes the log
+            // tries again.
             let _ = open::write_back(&self.lock());
         }
     }
@@ -76,7 +77,7 @@ impl Store {
         self.mode == OpenMode::ReadOnly
     }
 
-    /// A panic of another thread leaves no transaction open: it is rolled back as it unwinds.
+    /// Locks the connection. A panic of another thread leaves no transaction open: unwinding rolls it back.
     fn lock(&self) -> MutexGuard<'_, Connection> {
         self.connection.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,11 +1,13 @@
-//! Opens the database of the log, creates it where there is none, and brings an earlier version up to date.
+//! Opens the database of the log, creates it if there is none, and migrates an earlier version.
 //!
-//! Invariant: a database is ours only with our application id, and readable only with our version or an older one.
-//! Invariant: creating or migrating one may be interrupted anywhere, also by `kill -9`; the next process that opens it
-//! does the rest.
-//! Invariant: the file is never opened but through SQLite once it exists: closing any descriptor of it would drop
-//! the POSIX locks that SQLite holds on it in this process.
-//! Trust: any program may have written the file. Nothing in its schema is run: no trigger, no view, no function.
+//! Invariant: a database is ours only with our application id, and readable only with our version or an older
+//! one.
+//! Invariant: creating or migrating a database may be interrupted anywhere, also by `kill -9`; the next
+//! process that opens it completes the work.
+//! Invariant: once the file exists, only SQLite opens it: closing any descriptor of it would drop the POSIX
+//! locks that SQLite holds on it in this process.
+//! Trust: any program may have written the file. SQLite runs nothing in its schema: no trigger, no view, no
+//! function.
 
 use std::{
     fmt,
@@ -28,33 +30,33 @@ use super::schema::{self, SCHEMA_VERSION};
 
 /// Name of the database in the data directory.
 pub const FILE: &str = "events.db";
-/// "PalE" in the header of the file: a database of ours, whatever its version.
+/// "PalE" in the header of the file: marks our databases of every version.
 const APPLICATION_ID: i32 = 0x5061_6c45;
 const BUSY_WAIT: Duration = Duration::from_secs(10);
-/// A row is its data and a few short columns; nothing longer is ours, and nothing longer is read into memory.
+/// The longest row: its data and a few short columns. A longer row is not ours and is not read into memory.
 /// Version 1 of the schema allowed 1 MiB of data.
 const ROW_LEN_MAX: i32 = 1024 * 1024 + 64 * 1024;
 
-/// Small pages: a commit touches about six of them whatever their size, and each is written and summed whole. Measured
-/// against 4096: appends a tenth faster, a write-back at 1000 pages in half the time, a file as long; reading the WAL
-/// at open costs the same, because there are a few more pages of it.
+/// Small pages: a commit changes about six pages whatever their size, and SQLite writes and checksums each
+/// whole. Measured against 4096: appends are a tenth faster, a write-back at 1000 pages takes half the time,
+/// and the file is as long; reading the WAL at open costs the same, because it has a few more pages.
 const PAGE_LEN: u32 = 1024;
-/// When the WAL is written back as a store is closed.
+/// The length of the WAL at which closing a store writes it back.
 ///
-/// The first process that opens the log reads the whole WAL: about 1.2 µs a page, so 1.2 ms at the 1000
-/// pages where SQLite itself would write back. Writing back waits for the disk (twice, about 1.3 ms on a virtual disk). One
-/// `pal run` adds about 30 pages; so an open reads 100 on average, and one run in 7 waits for the disk, after its
-/// work is done. SQLite's own 1000 pages stay as they are for processes that live long: there the commit that reaches
-/// them waits, about 2 ms once in 160 events.
+/// The first process that opens the log reads the whole WAL: about 1.2 µs for each page, so 1.2 ms at the
+/// 1000 pages where SQLite itself would write it back. Writing back waits for the disk (twice, about 1.3 ms
+/// on a virtual disk). One `pal run` adds about 30 pages; so an open reads 100 pages on average, and one run
+/// in 7 waits for the disk, after its work is done. Long-lived processes keep SQLite's own limit of 1000
+/// pages: there the commit that reaches the limit waits, about 2 ms once in 160 events.
 pub(crate) const WAL_LEN_TIDY: u64 = 200 * PAGE_LEN as u64;
 
-/// What an acknowledged event survives.
+/// The failure that an acknowledged event survives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Durability {
-    /// The loss of power: every append waits for the disk.
+    /// A loss of power: every append waits for the disk.
     Power,
-    /// The end of the process, also by `kill -9`. At a loss of power the last events may be missing, the log stays
-    /// whole.
+    /// The end of the process, also by `kill -9`. After a loss of power the last events may be missing; the
+    /// rest of the log stays valid.
     #[default]
     Process,
 }
@@ -68,7 +70,7 @@ impl fmt::Display for Durability {
     }
 }
 
-/// Why a text is not a durability.
+/// A text that is not a durability.
 #[derive(Debug, thiserror::Error)]
 #[error("{0:?} is not a durability: say power or process")]
 pub struct DurabilityError(String);
@@ -87,80 +89,78 @@ impl FromStr for Durability {
 /// Why a log could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// There is none, and it is not to be made.
+    /// There is no log, and the caller did not ask to create one.
     #[error("there is no event log at {path}")]
     Missing {
-        /// Where it should be.
+        /// The expected path.
         path: PathBuf,
     },
-    /// The file or its directory may not be used.
+    /// The kernel refuses access to the file or its directory.
     #[error("cannot open the event log {path}")]
     Access {
-        /// The file, or its directory when that is what refuses.
+        /// The file, or its directory if the kernel refuses that.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
-    /// Written by a newer `pal`.
+    /// A newer `pal` wrote the log.
     #[error("the event log has version {found}, and this program knows only {known}")]
     Newer {
         /// Its version.
         found: i32,
-        /// Ours.
+        /// The version of this program.
         known: i32,
     },
-    /// Written by an earlier `pal`; opening it for writing brings it up to date.
-    #[error(
-        "the event log has version {found}, and this program reads {known} once it was opened for writing"
-    )]
+    /// An earlier `pal` wrote the log; opening it for writing migrates it.
+    #[error("the event log has version {found}; opening it for writing migrates it to version {known}")]
     Older {
         /// Its version.
         found: i32,
-        /// Ours.
+        /// The version of this program.
         known: i32,
     },
-    /// The file is something else.
+    /// The file is not a database.
     #[error("{path} is not a database")]
     NotADatabase {
         /// The file.
         path: PathBuf,
     },
-    /// A database, but of another program.
+    /// The file is a database of another program.
     #[error("{path} is a database, but not an event log")]
     Foreign {
         /// The file.
         path: PathBuf,
     },
-    /// No write-ahead log here.
+    /// The file system does not support a write-ahead log.
     #[error("the file system of {path} cannot hold an event log: SQLite has no write-ahead log there")]
     NoWal {
         /// The file.
         path: PathBuf,
     },
-    /// Another process holds it.
+    /// Another process holds the lock.
     #[error("the event log {path} stayed locked for {} s", BUSY_WAIT.as_secs())]
     Busy {
         /// The file.
         path: PathBuf,
     },
-    /// Whatever else SQLite says.
+    /// Another error of SQLite.
     #[error("cannot open the event log {path}")]
     Database {
         /// The file.
         path: PathBuf,
-        /// What SQLite said.
+        /// The error of SQLite.
         #[source]
         source: Error,
     },
 }
 
-/// Opens for reading and writing; makes the database where there is none.
+/// Opens for reading and writing; creates the database if there is none.
 pub(crate) fn read_write(path: &Path, durability: Durability) -> Result<Connection, OpenError> {
     let fail = |source| explain(path, Access::READ_OK | Access::WRITE_OK, source);
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE;
     let connection = match raw(path, flags) {
-        // Missing then; another process may have created it since.
+        // The file was missing; another process may have created it since.
         Err(error) if is_code(&error, ErrorCode::CannotOpen) => {
             if is_missing(path) {
                 make_file(path)?;
@@ -170,15 +170,15 @@ pub(crate) fn read_write(path: &Path, durability: Durability) -> Result<Connecti
         other => other,
     }
     .map_err(fail)?;
-    // SQLite silently opens for reading what it may not write.
+    // SQLite silently opens a file for reading that it may not write.
     if connection.is_readonly(MAIN_DB).map_err(fail)? {
         return Err(fail(Error::SqliteFailure(ffi::Error::new(ffi::SQLITE_READONLY), None)));
     }
     if find_state(&connection, path).map_err(|error| error.or(fail))? != SchemaState::Current {
         make_schema(&connection, path).map_err(|error| error.or(fail))?;
     }
-    // In WAL mode the default, FULL, waits for the disk at each commit. NORMAL waits only when the WAL is written
-    // back: a commit is in the page cache, which outlives the process but not the kernel.
+    // In WAL mode the default, FULL, waits for the disk at each commit. NORMAL waits only when the WAL is
+    // written back: a commit is in the page cache, which outlives the process but not the kernel.
     if durability == Durability::Process {
         connection.execute_batch("PRAGMA synchronous=NORMAL").map_err(fail)?;
     }
@@ -191,8 +191,8 @@ pub(crate) fn read_only(path: &Path) -> Result<Connection, OpenError> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY;
     let mut connection = raw(path, flags).map_err(fail)?;
     let mut state = find_state(&connection, path);
-    // On a read-only directory SQLite cannot make the shared memory that a WAL needs. Where no WAL was left behind
-    // none is needed, and the file can be read as it stands.
+    // In a read-only directory SQLite cannot create the shared memory that a WAL needs. Without a WAL it is
+    // not needed, and the file can be read directly.
     if matches!(&state, Err(OpenFault::Sqlite(error)) if is_code(error, ErrorCode::CannotOpen))
         && wal_len(path) == 0
     {
@@ -202,14 +202,15 @@ pub(crate) fn read_only(path: &Path) -> Result<Connection, OpenError> {
     match state.map_err(|error| error.or(fail))? {
         SchemaState::Current => {}
         SchemaState::Older(found) => return Err(OpenError::Older { found, known: SCHEMA_VERSION }),
-        // The process that created the file was killed before it created the tables. There is nothing to read.
+        // The process that created the file was killed before it created the tables, so there is nothing to
+        // read.
         SchemaState::New => return Err(OpenError::Missing { path: path.to_owned() }),
     }
     connection.execute_batch("PRAGMA cell_size_check=ON").map_err(fail)?;
     Ok(connection)
 }
 
-/// How long the WAL of a database is; 0 when there is none.
+/// The length of a database's WAL; 0 if there is none.
 pub(crate) fn wal_len(path: &Path) -> u64 {
     let mut wal = path.as_os_str().to_owned();
     wal.push("-wal");
@@ -224,7 +225,7 @@ pub(crate) fn write_back(connection: &Connection) -> Result<(), Error> {
     done
 }
 
-/// The code of an error, if it came from SQLite.
+/// Whether an error came from SQLite with this code.
 pub(crate) fn is_code(error: &Error, code: ErrorCode) -> bool {
     error.sqlite_error_code() == Some(code)
 }
@@ -250,14 +251,16 @@ impl From<Error> for OpenFault {
     }
 }
 
-/// A connection with everything that costs no statement. The Mutex around it is ours, so SQLite needs none.
+/// Opens a connection with all settings that cost no statement. Our own Mutex protects it, so SQLite needs
+/// none.
 fn raw(path: &Path, flags: OpenFlags) -> Result<Connection, Error> {
     let connection = Connection::open_with_flags(path, flags | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
     connection.busy_timeout(BUSY_WAIT)?;
-    // A checkpoint at close would make the last process to leave wait for the disk, which is each single `pal run`.
+    // A checkpoint at close would make the last process wait for the disk, which is usually a single `pal
+    // run`.
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
-    // Our schema has no trigger, no view, no expression with a function and no foreign key; a schema that has is
-    // a trap. Foreign keys are therefore left as they are: there is nothing that the setting could reach.
+    // Our schema has no trigger, no view, no function and no foreign key; a schema that has one is hostile.
+    // The setting for foreign keys stays as it is: there is nothing that it could affect.
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_TRIGGER, false)?;
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_VIEW, false)?;
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_TRUSTED_SCHEMA, false)?;
@@ -267,21 +270,22 @@ fn raw(path: &Path, flags: OpenFlags) -> Result<Connection, Error> {
     Ok(connection)
 }
 
-/// How far a database is from the schema of this version.
+/// The relation of a database to the schema of this version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum SchemaState {
-    /// It has no table yet.
+    /// The database has no table yet.
     New,
     /// An earlier version wrote it.
     Older(i32),
-    /// It is as this version writes it.
+    /// The schema is that of this version.
     Current,
 }
 
-/// Whether the database is ours, and of which version.
+/// Checks that the database is ours, and determines its version.
 fn find_state(connection: &Connection, path: &Path) -> Result<SchemaState, OpenFault> {
     match read_state(connection, path) {
-        // Another process may have created the tables between two of these queries: ask again within one transaction.
+        // Another process may have created the tables between two of these queries: query again within one
+        // transaction.
         Err(OpenFault::Clear(OpenError::Foreign { .. })) if connection.is_autocommit() => {
             let _moment = connection.unchecked_transaction()?;
             read_state(connection, path)
@@ -311,10 +315,11 @@ fn foreign(path: &Path) -> OpenFault {
     OpenFault::Clear(OpenError::Foreign { path: path.to_owned() })
 }
 
-/// The file alone, for its owner alone; SQLite gives its WAL and shared memory the same mode.
+/// Creates the empty file, accessible only by its owner; SQLite gives its WAL and shared memory the same
+/// mode.
 fn make_file(path: &Path) -> Result<(), OpenError> {
     let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
-    // A umask may have taken bits away that SQLite needs.
+    // The umask may have removed bits that SQLite needs.
     let made = made.and_then(|file| file.set_permissions(Permissions::from_mode(0o600)));
     match made {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
@@ -325,8 +330,8 @@ fn make_file(path: &Path) -> Result<(), OpenError> {
     }
 }
 
-/// Creates the tables and the header, or brings those of an earlier version up to date, in one transaction. Of several
-/// processes that do so at once, the first one does the work.
+/// Creates the tables and the header, or migrates those of an earlier version, in one transaction. If several
+/// processes do so at once, the first one does the work.
 fn make_schema(connection: &Connection, path: &Path) -> Result<(), OpenFault> {
     enter_wal(connection, path)?;
     let transaction = rusqlite::Transaction::new_unchecked(connection, TransactionBehavior::Immediate)?;
@@ -340,9 +345,10 @@ fn make_schema(connection: &Connection, path: &Path) -> Result<(), OpenFault> {
     Ok(transaction.commit()?)
 }
 
-/// The journal mode stands in the file, so it is set once. SQLite does not wait for others while it changes it.
+/// The file stores the journal mode, so it is set once. SQLite does not wait for other processes while it
+/// changes it.
 fn enter_wal(connection: &Connection, path: &Path) -> Result<(), OpenFault> {
-    // Taken by a database that has no page yet, ignored by any other.
+    // Takes effect in a database that has no page yet, and is ignored otherwise.
     connection.pragma_update(None, "page_size", PAGE_LEN)?;
     let deadline = Instant::now() + BUSY_WAIT;
     loop {
@@ -359,7 +365,7 @@ fn enter_wal(connection: &Connection, path: &Path) -> Result<(), OpenFault> {
     }
 }
 
-/// Why SQLite could not open: it says little, so the kernel is asked again.
+/// Finds out why SQLite could not open the file: its error says little, so this tries the system calls.
 fn explain(path: &Path, access: Access, source: Error) -> OpenError {
     let dir = path.parent().unwrap_or(path);
     let refused =

@@ -1,7 +1,7 @@
-//! Reading events by a query, through the indexes.
+//! Reads events by a query, through the indexes.
 //!
-//! Invariant: with a Body, a read touches only rows that an index finds for that Body; with a command or a tag too, only
-//! rows of commands.
+//! Invariant: a query with a Body reads only rows that an index finds for that Body; with a command or a tag
+//! too, only rows of commands.
 
 use proto::Event;
 use rusqlite::{Connection, types::Value};
@@ -27,7 +27,8 @@ pub(crate) fn events(connection: &Connection, query: &EventQuery) -> Result<Vec<
     Ok(events)
 }
 
-/// The statement of a query, and its values. Only its shape depends on the query, so the statement cache holds it.
+/// The statement of a query, and its parameters. Only the form of the query changes the text, so the
+/// statement cache works.
 fn select(query: &EventQuery) -> (String, Vec<Value>) {
     let mut sql = String::from(concat!("SELECT ", columns!(), " FROM events WHERE pos > ?"));
     let mut values = vec![row::column(query.after)];

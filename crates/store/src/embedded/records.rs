@@ -1,14 +1,16 @@
-//! Records as a table beside the event log, in the same database file.
+//! Records as a table in the database file of the event log.
 //!
-//! A deleted record leaves a row without a value, so that a watch sees the deletion. Only the newest [`DELETED_MAX`]
-//! deletions of a bucket are held; a row with an empty key, which no record can have, holds the revision of the newest
-//! one that was dropped.
+//! A deleted record leaves a row without a value, so that a watch sees the deletion. Only the newest
+//! [`DELETED_MAX`] deletions of a bucket are kept; a row with an empty key, which no record can have, holds
+//! the revision of the newest deletion that was dropped.
 //!
-//! Invariant: a write is one transaction that reads the record's revision and gives the next one of the bucket, under
-//! SQLite's write lock from its first statement.
-//! Invariant: the row with the newest revision of a bucket is never removed, so the next revision is one more than it.
-//! Invariant: the connection is not the event log's, so a record can be read while an append waits for its turn.
-//! Trust: the file may have been written by anybody. Keys are checked when they are read.
+//! Invariant: a write is one transaction that reads the record's revision and assigns the next one of the
+//! bucket, under SQLite's write lock from its first statement.
+//! Invariant: the row with the newest revision of a bucket is never removed, so the next revision is one more
+//! than it.
+//! Invariant: the connection is separate from the event log's, so a record can be read while an append waits
+//! for its turn.
+//! Trust: any program may have written the file. Keys are checked when they are read.
 
 use std::{
     path::{Path, PathBuf},
@@ -29,16 +31,16 @@ use crate::records::{
 
 /// Deletions of one bucket that a watch can still see.
 const DELETED_MAX: i64 = 512;
-/// How often a watch that waits looks again.
+/// How often a waiting watch queries again.
 const POLL: Duration = Duration::from_millis(20);
-/// `STRICT` keeps other writers from storing a number where a text is read.
+/// `STRICT` prevents other writers from storing a number in a text column.
 const SCHEMA: &str = "
     CREATE TABLE IF NOT EXISTS records (bucket TEXT NOT NULL, key TEXT NOT NULL, revision INTEGER NOT NULL, value TEXT) STRICT;
     CREATE UNIQUE INDEX IF NOT EXISTS records_by_key ON records (bucket, key);
     CREATE UNIQUE INDEX IF NOT EXISTS records_by_revision ON records (bucket, revision);
     CREATE INDEX IF NOT EXISTS records_deleted ON records (bucket, revision) WHERE value IS NULL;";
 
-/// The records of one data directory. Opened when they are first used.
+/// The records of one data directory, opened at their first use.
 #[derive(Debug)]
 pub struct EmbeddedRecords {
     path: PathBuf,
@@ -47,13 +49,13 @@ pub struct EmbeddedRecords {
 }
 
 impl EmbeddedRecords {
-    /// The records in `dir`, which exists. Neither reads nor makes anything yet.
+    /// The records in the existing directory `dir`. Does not read or create anything yet.
     pub fn at(dir: &Path, durability: Durability) -> Self {
         Self { path: dir.join(FILE), durability, connection: Mutex::new(None) }
     }
 
     fn with<R>(&self, act: impl FnOnce(&Connection) -> Result<R, RecordsError>) -> Result<R, RecordsError> {
-        // A panic of another thread leaves no transaction open: it is rolled back as it unwinds.
+        // A panic of another thread leaves no transaction open: unwinding rolls it back.
         let mut slot: MutexGuard<'_, Option<Connection>> =
             self.connection.lock().unwrap_or_else(PoisonError::into_inner);
         let connection = match slot.take() {
@@ -104,7 +106,7 @@ impl EmbeddedRecords {
     fn changes(&self, bucket: Bucket, since: Revision) -> Result<Vec<RecordChange<String>>, RecordsError> {
         self.with(|connection| {
             let moment = Transaction::new_unchecked(connection, TransactionBehavior::Deferred)?;
-            // A watch from the start knows no record yet, so no deletion is news to it.
+            // A watch from the start knows no record yet, so it needs no deletions.
             if since > Revision::START && dropped(&moment, bucket)? > since {
                 return Err(RecordsError::Compacted { bucket, since });
             }
@@ -158,7 +160,7 @@ impl Records for EmbeddedRecords {
     }
 
     fn list(&self, bucket: Bucket, below: Option<&RecordKey>) -> Result<Listing<StoredRecord>, RecordsError> {
-        // `/` follows `.`, which joins segments; `~` is greater than all that a key may hold.
+        // `/` follows `.`, which joins segments; `~` is greater than all characters of a key.
         let (from, to) =
             below.map_or((String::new(), "~".to_owned()), |below| (format!("{below}."), format!("{below}/")));
         self.with(|connection| {
@@ -200,7 +202,7 @@ impl Records for EmbeddedRecords {
 
 impl From<Error> for RecordsError {
     fn from(error: Error) -> Self {
-        // The shared memory of the WAL is the one file whose lack of room SQLite reports otherwise.
+        // SQLite reports a full disk differently for the shared memory file of the WAL.
         let extended = error.sqlite_error().map(|error| error.extended_code);
         match error.sqlite_error_code() {
             _ if extended == Some(ffi::SQLITE_IOERR_SHMSIZE) => RecordsError::DiskFull,
@@ -217,7 +219,8 @@ impl From<Error> for RecordsError {
     }
 }
 
-/// Opens the database, and makes the table where there is none. Others may be making it: the first one wins.
+/// Opens the database, and creates the table if there is none. If other processes create it too, the first
+/// one wins.
 fn open(path: &Path, durability: Durability) -> Result<Connection, RecordsError> {
     let connection = open::read_write(path, durability)?;
     let made: i64 = connection.query_row(
@@ -240,7 +243,7 @@ fn newest(connection: &Connection, bucket: Bucket) -> Result<Revision, Error> {
         .query_row([bucket.as_str()], |row| revision(row, 0))
 }
 
-/// The newest deletion of a bucket that is no longer held.
+/// The newest deletion of a bucket that was dropped.
 fn dropped(connection: &Connection, bucket: Bucket) -> Result<Revision, Error> {
     connection
         .prepare_cached("SELECT coalesce(max(revision), 0) FROM records WHERE bucket = ?1 AND key = ''")?
@@ -275,7 +278,7 @@ fn revision(row: &Row<'_>, at: usize) -> Result<Revision, Error> {
     u64::try_from(found).map(Revision).map_err(|_| Error::IntegralValueOutOfRange(at, found))
 }
 
-/// A revision as SQLite counts; no bucket lives to see the difference.
+/// A revision as an integer of SQLite; no bucket reaches the range where they differ.
 fn column(revision: Revision) -> i64 {
     i64::try_from(revision.0).unwrap_or(i64::MAX)
 }

@@ -1,8 +1,8 @@
-//! One event as a row, and back.
+//! Conversion between an event and a row.
 //!
-//! Invariant: `data` is stored as the canonical text that is hashed, so the hash of what is read is the hash of what
-//! was written. `v` has no column: the chain says which version of the envelope its events have.
-//! Trust: any program may have changed a row; a row that is no event is an error, never a guess.
+//! Invariant: `data` is stored as the canonical text that is hashed, so the hash of what is read is the hash
+//! of what was written. `v` has no column: the chain determines the version of the envelope.
+//! Trust: any program may have changed a row; a row that is not a valid event is an error, never a guess.
 
 use proto::{
     BodyId, ChainId, Event,
@@ -10,7 +10,7 @@ use proto::{
 };
 use rusqlite::{Connection, Error, Row, params, types::Value};
 
-/// The columns of an event, in the order that [`read`] takes them.
+/// The columns of an event, in the order that [`read`] expects.
 macro_rules! columns {
     () => {
         "pos, chain, seq, at, type, body, brain, data, prev, hash, exec, tag"
@@ -18,13 +18,13 @@ macro_rules! columns {
 }
 pub(crate) use columns;
 
-/// A row: an event, and what the file says besides.
+/// A row: an event, and further columns.
 pub(crate) struct StoredRow {
     /// The event.
     pub event: Event,
     /// Its data as stored.
     pub data: String,
-    /// The columns by which it is found.
+    /// The columns for the indexes.
     pub index: IndexColumns,
 }
 
@@ -38,7 +38,7 @@ pub(crate) struct IndexColumns {
 }
 
 impl IndexColumns {
-    /// What the columns of this event have to be.
+    /// The values that these columns must have for an event.
     pub fn of(event: &Event) -> Self {
         let started = event.is::<ExecStarted>();
         let ended = [ExecEnded::NAMES, ExecDetached::NAMES].concat().contains(&event.kind.as_str());
@@ -63,7 +63,7 @@ pub(crate) fn pos(row: &Row<'_>) -> Result<u64, RowError> {
     number(row, 0, "position")
 }
 
-/// The chain of a row, as it is spelled, and its place there.
+/// The chain of a row, as it is stored, and its sequence number.
 pub(crate) fn place(row: &Row<'_>) -> Result<(String, u64), RowError> {
     Ok((row.get(1)?, number(row, 2, "number")?))
 }
@@ -99,7 +99,7 @@ pub(crate) fn read(row: &Row<'_>) -> Result<StoredRow, RowError> {
     Ok(StoredRow { event, data, index: IndexColumns { exec: row.get(10)?, tag: row.get(11)? } })
 }
 
-/// Writes an event that has its position.
+/// Writes an event that has a position.
 pub(crate) fn insert(connection: &Connection, event: &Event) -> Result<(), Error> {
     let mut statement = connection
         .prepare_cached("INSERT INTO events VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)")?;
@@ -121,7 +121,7 @@ pub(crate) fn insert(connection: &Connection, event: &Event) -> Result<(), Error
     Ok(())
 }
 
-/// A number as SQLite counts; no log is long enough for the difference.
+/// A number as an integer of SQLite; no log reaches the range where they differ.
 pub(crate) fn column(number: u64) -> Value {
     i64::try_from(number).unwrap_or(i64::MAX).into()
 }

@@ -1,12 +1,12 @@
-//! The tables of the database, and the steps that bring the tables of an earlier version up to date.
+//! The tables of the database, and the migrations from earlier versions.
 //!
 //! To add a table or an index: append it to [`SCHEMA`], add a step to [`MIGRATIONS`] that creates it in a database of
 //! the version before (a step that only creates is [`create`] with the names), and nothing else: [`SCHEMA_VERSION`]
 //! counts the steps, and `verify` compares the database with [`SCHEMA`].
 //!
-//! Invariant: a migrated database has the tables and indexes of a new one, word for word.
-//! Invariant: all steps of a migration are one transaction; a process that is killed in between leaves the version
-//! that it found.
+//! Invariant: a migrated database has the tables and indexes of a new one, character for character.
+//! Invariant: all steps of a migration are one transaction; a process that is killed in between leaves the
+//! version that it found.
 
 use rusqlite::{Connection, Error, params};
 
@@ -23,9 +23,9 @@ const MIGRATIONS: [Migration; 1] = [split_into_chains];
 
 /// The tables and indexes: `(type, name, sql)`.
 ///
-/// `STRICT` keeps other writers from storing a number where a text is hashed. `exec` and `tag` repeat parts of `data`,
-/// so that indexes can cover them: the command that an event is about, and the tag of a command that starts.
-/// The partial indexes hold only the events that a query by their columns can find.
+/// `STRICT` prevents other writers from storing a number where a text is hashed. `exec` and `tag` repeat
+/// parts of `data`, so that indexes can cover them: the command that an event is about, and the tag of a
+/// command that starts. The partial indexes hold only the events that a query by their columns can find.
 pub(crate) const SCHEMA: [(&str, &str, &str); 7] = [
     (
         "table",
@@ -51,13 +51,13 @@ pub(crate) const SCHEMA: [(&str, &str, &str); 7] = [
     ("index", "events_by_tag", "CREATE INDEX events_by_tag ON events (body, tag) WHERE tag IS NOT NULL"),
 ];
 
-/// Creates everything in a new database.
+/// Creates all tables and indexes in a new database.
 pub(crate) fn create_all(connection: &Connection) -> Result<(), Error> {
     SCHEMA.iter().try_for_each(|(_, _, sql)| connection.execute_batch(sql))?;
     begin_log(connection, 0, clock_ms())
 }
 
-/// Brings a database of version `from` up to [`SCHEMA_VERSION`].
+/// Migrates a database of version `from` to [`SCHEMA_VERSION`].
 pub(crate) fn migrate(connection: &Connection, from: i32) -> Result<(), Error> {
     let done = usize::try_from(from - 1).unwrap_or(0);
     MIGRATIONS.iter().skip(done).try_for_each(|step| step(connection))
@@ -71,8 +71,8 @@ fn create(connection: &Connection, names: &[&str]) -> Result<(), Error> {
         .try_for_each(|(_, _, sql)| connection.execute_batch(sql))
 }
 
-/// Version 1 had one chain for all events and a table `head` with its end. Its events stay as they are, in a chain of
-/// their own; later events go to the chains of their Body or node.
+/// Migrates version 1, which had one chain for all events and a table `head` with its end. Its events stay
+/// unchanged in a chain of their own; later events go to the chains of their Body or node.
 fn split_into_chains(connection: &Connection) -> Result<(), Error> {
     connection.execute_batch("ALTER TABLE events RENAME TO events_v1; DROP INDEX events_by_body")?;
     create(connection, &["events", "chains", "log"])?;
@@ -83,7 +83,7 @@ fn split_into_chains(connection: &Connection) -> Result<(), Error> {
          DROP TABLE events_v1",
     )?;
     fill_index_columns(connection)?;
-    // A log without a head was damaged before; it opens, and `verify` shows the damage.
+    // A log without a head was damaged before; it opens, and `verify` reports the damage.
     let pos = connection.query_row(
         "SELECT coalesce((SELECT seq FROM head), (SELECT max(pos) FROM events), 0)",
         [],
@@ -95,7 +95,8 @@ fn split_into_chains(connection: &Connection) -> Result<(), Error> {
     begin_log(connection, pos, 0)
 }
 
-/// Fills `exec` and `tag` of all events about commands. A row that is no event keeps none; `verify` shows it.
+/// Fills `exec` and `tag` of all events about commands. A row that is not a valid event gets none; `verify`
+/// reports it.
 fn fill_index_columns(connection: &Connection) -> Result<(), Error> {
     let mut found = Vec::new();
     let mut select =
@@ -113,7 +114,7 @@ fn fill_index_columns(connection: &Connection) -> Result<(), Error> {
     Ok(())
 }
 
-/// The one row of table `log`. The node's id is random: 16 hexadecimal digits.
+/// Inserts the one row of table `log`. The node's id is random: 16 hexadecimal digits.
 fn begin_log(connection: &Connection, pos: i64, sealed_at_ms: i64) -> Result<(), Error> {
     connection
         .execute("INSERT INTO log VALUES (1, lower(hex(randomblob(8))), ?1, 0, ?2)", [pos, sealed_at_ms])?;

@@ -1,12 +1,12 @@
-//! Whether the log is what was written.
+//! Verifies that the log is as it was written.
 //!
-//! A changed, removed, moved, doubled or added event shows, and so do a cut at the end of a chain, a chain that is gone, a
-//! broken page, a changed schema and an index that hides events. A log that was written anew from some event on, with
-//! every seal and head behind it, cannot show from inside; compare [`LogVerdict::Whole`]'s `head` with one that was
-//! kept elsewhere.
+//! It detects a changed, removed, moved, duplicated or added event, a chain that is missing or lost its end,
+//! a damaged page, a changed schema and an index that hides events. It cannot detect that a log was rewritten
+//! from some event on, with every later seal and head; compare [`LogVerdict::Whole`]'s `head` with a copy
+//! that was stored elsewhere.
 //!
-//! Invariant: memory does not grow with the log: rows are read one by one, chain by chain, and each seal is compared
-//! when the walk meets it.
+//! Invariant: memory does not grow with the log: rows are read one by one, chain by chain, and each seal is
+//! checked when the walk reaches it.
 
 use std::path::Path;
 
@@ -43,7 +43,7 @@ enum VerifyStop {
 }
 
 impl VerifyStop {
-    /// A breach at one place of a chain.
+    /// A breach at one event of a chain.
     fn at(chain: &str, seq: u64, why: ChainBreach) -> Self {
         VerifyStop::Breach { chain: Some(chain.to_owned()), seq: Some(seq), why }
     }
@@ -60,18 +60,18 @@ impl From<rusqlite::Error> for VerifyStop {
     }
 }
 
-/// How far the log is known to be whole.
+/// The progress of the verification.
 #[derive(Default)]
 struct ChainWalk {
     events: u64,
     chains: u64,
-    /// The end of the chain of an earlier version, from which chains of older Bodies go on.
+    /// The end of the chain of an earlier version, from which chains of older Bodies continue.
     one_chain: Option<ChainHead>,
     /// The chain that is being walked; none before the first.
     current: Option<WalkedChain>,
 }
 
-/// A chain, up to the event that was looked at last.
+/// A chain, up to the event that was checked last.
 struct WalkedChain {
     name: String,
     head: ChainHead,
@@ -79,9 +79,9 @@ struct WalkedChain {
 }
 
 impl ChainWalk {
-    /// Gives the hash of the last event of the node's chain.
+    /// Verifies everything; returns the hash of the last event of the node's chain.
     fn all(&mut self, connection: &Connection) -> Result<String, VerifyStop> {
-        // One transaction: all of this is about one moment of the log.
+        // One transaction, so that all checks see the log at one moment.
         let moment = Transaction::new_unchecked(connection, TransactionBehavior::Deferred)?;
         check_schema(&moment)?;
         self.one_chain = log::stored_head(&moment, &ChainId::OneChain.to_string())?;
@@ -104,7 +104,7 @@ impl ChainWalk {
     }
 
     fn row(&mut self, connection: &Connection, row: &Row<'_>) -> Result<(), VerifyStop> {
-        // The chain first: it says where a row that cannot be read stands.
+        // Reads the chain first: it locates a row that cannot be read.
         let name: String = row.get(1).or_else(|error: rusqlite::Error| match error.sqlite_error_code() {
             Some(_) => Err(error),
             None => Ok(String::new()),
@@ -122,7 +122,7 @@ impl ChainWalk {
         }
     }
 
-    /// A chain begins at 1, or where the chain of an earlier version ended.
+    /// Begins a chain, which starts at 1, or where the chain of an earlier version ended.
     fn begin_chain(&mut self, name: String, row: &Row<'_>) {
         let first = row::place(row).map_or(0, |(_, seq)| seq);
         let goes_on = self.one_chain.as_ref().filter(|head| head.seq + 1 == first);
@@ -143,8 +143,9 @@ impl ChainWalk {
         }
     }
 
-    /// A chain that is gone with its head, and was never sealed, is missing from the number of events; the node's own
-    /// chain is missing where the last seal should be. Gives the node's chain.
+    /// Compares the log with its stored state, and returns the node's chain. The number of events reveals a chain that is
+    /// missing together with its head and was never sealed; the position of the last seal reveals that the node's own
+    /// chain is missing.
     fn check_state(&self, connection: &Connection) -> Result<ChainId, VerifyStop> {
         let state = match log::state(connection) {
             Ok(state) => state,
@@ -181,7 +182,7 @@ impl WalkedChain {
             Err(error) => return breach(ChainBreach::Unreadable(error.to_string())),
         };
         let event = found.event;
-        // The hash is over the value; the text may hold more than that, such as a key twice.
+        // The hash covers the value; the text may hold more, such as a duplicate key.
         let canonical = event.data.to_string();
         if event.digest() != event.hash || canonical != found.data {
             return breach(ChainBreach::Changed);
@@ -219,7 +220,7 @@ fn check_seal(connection: &Connection, event: &Event, seal: &LogSealed) -> Resul
     Ok(())
 }
 
-/// A head without a chain: all of its events are missing.
+/// Finds heads of chains whose events are all missing.
 fn check_empty_chains(connection: &Connection) -> Result<(), VerifyStop> {
     let sql =
         "SELECT chain FROM chains WHERE NOT EXISTS (SELECT 1 FROM events WHERE events.chain = chains.chain)";
@@ -230,9 +231,10 @@ fn check_empty_chains(connection: &Connection) -> Result<(), VerifyStop> {
     }
 }
 
-/// A table without its primary key or an index that leaves rows out would make the other checks mean less.
+/// Compares the schema: a table without its primary key, or an index that omits rows, would weaken the other
+/// checks.
 fn check_schema(connection: &Connection) -> Result<(), VerifyStop> {
-    // The table of the records and its indexes are no part of the log.
+    // The table of the records and its indexes are not part of the log.
     let mut statement =
         connection.prepare("SELECT type, name, sql FROM sqlite_schema WHERE tbl_name <> 'records'")?;
     let mut rows = statement.query([])?;
@@ -247,7 +249,7 @@ fn check_schema(connection: &Connection) -> Result<(), VerifyStop> {
     if found == SCHEMA.len() { Ok(()) } else { Err(VerifyStop::anywhere(ChainBreach::Schema)) }
 }
 
-/// Pages that the walk did not meet: those of the indexes above all.
+/// Checks the pages that the walk did not read, above all those of the indexes.
 fn check_pages(connection: &Connection) -> Result<(), VerifyStop> {
     let report: String = connection.query_row("PRAGMA integrity_check(1)", [], |row| row.get(0))?;
     if report == "ok" { Ok(()) } else { Err(VerifyStop::anywhere(ChainBreach::Database(report))) }

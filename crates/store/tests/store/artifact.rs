@@ -1,4 +1,4 @@
-//! Artifacts: kept once, found by hash, gone when told.
+//! Artifacts: stored once, found by hash, removed on request.
 
 use std::{
     fs,
@@ -49,7 +49,7 @@ fn an_unfinished_artifact_leaves_nothing_and_one_of_a_killed_process_is_swept() 
     let mut writer = store.artifact().unwrap();
     writer.write_all(b"half").unwrap();
     assert_eq!(count(), 1);
-    // What is being written is not swept; what nobody holds is.
+    // A sweep keeps files that a writer has locked, and removes the others.
     fs::write(dir.join("artifacts/tmp-0123"), "left").unwrap();
     assert_eq!((store.sweep_artifacts().unwrap(), count()), (4, 1));
     drop(writer);

@@ -1,4 +1,4 @@
-//! What goes in comes back, whatever it is.
+//! Every event that the store accepts is read back unchanged.
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -17,7 +17,7 @@ fn value() -> impl Strategy<Value = Value> {
         any::<bool>().prop_map(Value::from),
         any::<i64>().prop_map(Value::from),
         any::<u64>().prop_map(Value::from),
-        // Any bits that are a number: subnormal, huge, -0.0.
+        // Any bit pattern that is a number: subnormal, huge, -0.0.
         any::<u64>()
             .prop_map(|bits| Number::from_f64(f64::from_bits(bits)).map_or(Value::Null, Value::Number)),
         (-1e6..1e6).prop_map(|float: f64| json!(float)),
@@ -60,7 +60,7 @@ proptest! {
         prop_assert_eq!(store.read(&EventQuery::default()).unwrap(), written.clone());
         let (events, chains) = (written.len() as u64, u64::from(!written.is_empty()));
         prop_assert_eq!(store.verify().unwrap(), LogVerdict::Whole { events, chains, head: GENESIS.to_owned() });
-        // Also over the wire.
+        // An event also survives conversion to JSON and back.
         for event in written {
             let again: Event = serde_json::from_str(&serde_json::to_string(&event).unwrap()).unwrap();
             prop_assert_eq!(again.digest(), event.hash);
@@ -70,7 +70,8 @@ proptest! {
 
 #[test]
 fn floats_that_plain_readers_get_wrong_by_a_bit_are_read_exactly() {
-    // Found by searching; without serde_json's float_roundtrip at least one of them comes back as its neighbour.
+    // These numbers were found by searching; without serde_json's float_roundtrip at least one of them
+    // changes.
     let floats: Vec<f64> =
         (1..20_000_u64).map(|at| f64::from_bits(at.wrapping_mul(0x9e37_79b9_7f4a_7c15))).collect();
     let floats: Vec<f64> = floats.into_iter().filter(|float| float.is_finite()).collect();
@@ -91,9 +92,9 @@ fn the_form_that_is_hashed_does_not_change_between_versions() {
     let head = ChainHead { seq: 6, hash: GENESIS.to_owned() };
     let hash =
         |chain: ChainId| Event::place(draft.clone(), chain, &head, "2026-01-02T03:04:05.000006Z".into()).hash;
-    // Red when a dependency turns on serde_json's preserve_order or arbitrary_precision: old logs would break.
-    // The hash itself was made by Python's json and hashlib, so another program can check a log too.
-    // First as version 1 of the envelope has it, then as version 2.
+    // This fails when a dependency turns on serde_json's preserve_order or arbitrary_precision, which would
+    // break old logs. The hashes were computed with Python's json and hashlib, so another program can check a
+    // log too. The first hash is for version 1 of the envelope, the second for version 2.
     let one_chain = "e1ca971777d7167478b0b257c7e6fb6c586fcf21941d7c282b6fb3a010c51f70";
     assert_eq!(hash(ChainId::OneChain), one_chain);
     let many_chains = "a672cd3b0f39abd71fe947d30629c3a4fb9a19d71a65a6982987209727f1056e";
@@ -144,7 +145,7 @@ fn an_event_beyond_a_limit_is_refused_and_so_are_its_companions() {
         ("length of the brain in bytes", 1025, 1024)
     );
     assert_eq!(store.last_pos().unwrap(), 0);
-    // The most that is allowed can also be read again.
+    // The largest allowed event can also be read.
     append(&store, holding(nest(DEPTH_MAX)));
     append(&store, with(holding(json!(&long[8192..])), |draft| draft.kind = "x".repeat(LABEL_LEN_MAX)));
     assert_eq!(store.read(&EventQuery::default()).unwrap().len(), 2);
@@ -169,7 +170,7 @@ fn a_long_wal_is_written_back_when_the_store_is_closed() {
     assert!(wal() > 0);
     drop(store);
     assert_eq!(wal(), 0);
-    // A short one is left: writing it back would wait for the disk.
+    // Closing leaves a short WAL: writing it back would wait for the disk.
     append(&dir.open(), draft(101));
     assert!(wal() > 0);
     assert_eq!(events_of(dir.open().verify().unwrap()), 101);

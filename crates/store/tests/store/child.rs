@@ -1,4 +1,4 @@
-//! Other processes: this test binary again, told by its environment what to do.
+//! Child processes: this test binary again, with a role in its environment.
 
 use std::{
     env,
@@ -14,23 +14,23 @@ use crate::scene::{chain, draft};
 
 const ROLE: &str = "PALISADE_STORE_ROLE";
 const DIR: &str = "PALISADE_STORE_DIR";
-/// What a child says when it has played its role.
+/// The output of a child that has completed its role.
 pub const DONE: &str = "role done";
-/// Before what a child says is stored: a number and a word.
+/// The prefix of a child's line about a stored event: a number and a word follow.
 pub const ACKNOWLEDGED: &str = "acknowledged ";
 
-/// Where a child runs.
+/// The environment of a child.
 #[derive(Clone, Copy)]
 pub enum ChildPlace {
-    /// As we do.
+    /// The environment of the test.
     Here,
-    /// In a user and mount namespace of its own, after this script; `$1` is the data directory.
+    /// A user and mount namespace of its own, prepared by this script; `$1` is the data directory.
     Behind(&'static str),
-    /// Under `strace`, which writes down what it asks of the kernel, to a file beside the data directory.
+    /// Under `strace`, which records system calls to a file next to the data directory.
     Traced,
 }
 
-/// This binary in another role: the test below, alone.
+/// A command that runs this binary in another role: only the test below.
 fn command(role: &str, dir: &Path, place: ChildPlace) -> Command {
     let me = env::current_exe().unwrap();
     let mut command = match place {
@@ -62,14 +62,14 @@ fn command(role: &str, dir: &Path, place: ChildPlace) -> Command {
     command
 }
 
-/// Runs a role to its end and wants it to go well.
+/// Runs a role to its end and checks that it succeeds.
 pub fn play(role: &str, dir: &Path, place: ChildPlace) {
     let output = command(role, dir, place).output().unwrap();
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success() && out.contains(DONE), "{role}: {}\n{out}\n{err}", output.status);
 }
 
-/// Runs a role to its end and returns what it asked of the kernel.
+/// Runs a role to its end and returns its system calls.
 pub fn traced(role: &str, dir: &Path) -> String {
     play(role, dir, ChildPlace::Traced);
     let trace = dir.with_extension("trace");
@@ -78,7 +78,7 @@ pub fn traced(role: &str, dir: &Path) -> String {
     text.unwrap()
 }
 
-/// A process that appends until it is killed, or as often as it was told.
+/// A process that appends until it is killed, or a given number of times.
 pub struct Appender {
     child: Child,
     lines: BufReader<ChildStdout>,
@@ -92,7 +92,7 @@ impl Appender {
         Self { child, lines }
     }
 
-    /// The next event that it says is stored: position and hash.
+    /// The next event that it reports as stored: position and hash.
     pub fn next(&mut self) -> Option<(u64, String)> {
         let mut line = String::new();
         while self.lines.read_line(&mut line).unwrap() > 0 {
@@ -104,7 +104,7 @@ impl Appender {
         None
     }
 
-    /// Kills it and returns what it had said by then.
+    /// Kills it and returns the events that it has reported.
     pub fn kill(mut self) -> Vec<(u64, String)> {
         self.child.kill().unwrap();
         assert_eq!(self.child.wait().unwrap().signal(), Some(9));
@@ -113,7 +113,7 @@ impl Appender {
         rest.split_inclusive('\n').filter_map(acknowledged).collect()
     }
 
-    /// Waits for its end and returns all that it said.
+    /// Waits for its end and returns all events that it has reported.
     pub fn finish(mut self) -> Vec<(u64, String)> {
         let said = std::iter::from_fn(|| self.next()).collect();
         assert!(self.child.wait().unwrap().success());
@@ -128,14 +128,14 @@ impl Drop for Appender {
     }
 }
 
-/// A line that was cut says nothing.
+/// Parses a report; a line that was cut short is none.
 fn acknowledged(line: &str) -> Option<(u64, String)> {
     let (_, event) = line.strip_suffix('\n')?.split_once(ACKNOWLEDGED)?;
     let (pos, hash) = event.split_once(' ')?;
     Some((pos.parse().unwrap(), hash.to_owned()))
 }
 
-/// Not a test of its own: what the children of other tests run.
+/// Not a test of its own: the children of other tests run this.
 #[test]
 fn a_child_plays_its_role() {
     let Ok(role) = env::var(ROLE) else { return };
@@ -153,7 +153,7 @@ fn a_child_plays_its_role() {
     println!("{DONE}");
 }
 
-/// Appends one, then two at once, then one, and says so after each.
+/// Appends one event, then two at once, then one, and reports each append.
 fn append(store: &Store, times: u64) {
     let mut out = std::io::stdout();
     for at in 0..times {
@@ -164,7 +164,7 @@ fn append(store: &Store, times: u64) {
     }
 }
 
-/// The word for a durability, as a role has it.
+/// The role that appends forever with this durability.
 pub fn forever(durability: Durability) -> String {
     format!("append {durability} {}", u64::MAX)
 }

@@ -1,7 +1,8 @@
 //! The laws of an event log and of artifacts, for any implementation.
 //!
-//! A law takes a [`LogBench`]: a place with one fresh log that can be opened again and again, as by other processes. The
-//! list at the end runs every law on the embedded store, and once more through the provided methods of the trait alone.
+//! A law takes a [`LogBench`]: a place with one new log that can be opened many times, as by other processes.
+//! The list at the end runs every law on the embedded store, and once more through the provided methods of
+//! the trait alone.
 
 use std::{
     collections::BTreeSet,
@@ -100,13 +101,13 @@ pub fn a_retried_append_is_stored_once(bench: &dyn LogBench) {
     let stored = log.append(&append).unwrap();
     assert_eq!(log.append(&append).unwrap(), stored);
     assert_eq!(other.append(&append).unwrap(), stored, "also by another client");
-    // Also when others have appended behind it.
+    // The result is the same after others have appended.
     other.append_at_end(&chain("a"), vec![counted("a", 3)]).unwrap();
     assert_eq!(log.append(&append).unwrap(), stored);
-    // The same drafts at another time are another append.
+    // The same drafts at another time are a different append.
     let again = Append::new(chain("a"), ChainHead::genesis(), drafts.clone()).unwrap();
     assert!(matches!(log.append(&again), Err(AppendError::Conflict { .. })));
-    // A part of it is another append, too.
+    // An append that contains it is a different append, too.
     let longer = [drafts, vec![counted("a", 9)]].concat();
     let longer = Append::new(chain("a"), ChainHead::genesis(), longer).unwrap();
     assert!(matches!(log.append(&longer), Err(AppendError::Conflict { .. })));
@@ -119,7 +120,7 @@ pub fn two_writers_of_one_chain_conflict_and_lose_nothing(bench: &dyn LogBench) 
         let log = bench.open();
         let mut expected = log.head(&chain("a")).unwrap();
         for at in 0..APPENDS {
-            // Two events each, so that a torn append would show.
+            // Two events each, to detect an append that was stored in part.
             let drafts = vec![counted("a", who * 1000 + at), counted("a", who * 1000 + at)];
             loop {
                 let append = Append::new(chain("a"), expected, drafts.clone()).unwrap();
@@ -361,7 +362,7 @@ impl LogBench for SceneDir {
     }
 }
 
-/// The embedded store without the methods that it provides better than the trait.
+/// The embedded store without its own versions of the trait's provided methods.
 struct ProvidedBench(SceneDir);
 
 impl LogBench for ProvidedBench {

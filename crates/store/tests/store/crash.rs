@@ -1,4 +1,4 @@
-//! `kill -9` and many writers.
+//! `kill -9`, and many writers at once.
 
 use std::{collections::BTreeMap, thread, time::Duration};
 
@@ -17,12 +17,13 @@ fn kill_9_at_any_moment_loses_no_acknowledged_event() {
     for round in 0..60 {
         let durability = if random.below(4) == 0 { Durability::Power } else { Durability::Process };
         let mut appender = Appender::start(&forever(durability), &dir);
-        // At once, that is while it starts or makes the database, or after some events; then a little later.
+        // Kills the appender while it starts or creates the database, or after some events; then after a
+        // random delay.
         let (events, later) = (random.below(40).saturating_sub(5), Duration::from_micros(random.below(4000)));
         for _ in 0..events {
             acknowledged.extend([appender.next().expect("an appender never stops by itself")]);
         }
-        // The moment is the point here: there is nothing to await.
+        // The random moment is the purpose; there is no condition to wait for.
         thread::sleep(later);
         acknowledged.extend(appender.kill());
 
@@ -39,7 +40,7 @@ fn kill_9_at_any_moment_loses_no_acknowledged_event() {
 #[test]
 fn four_processes_make_one_log_and_append_to_it_at_once() {
     let dir = SceneDir::new();
-    // The directory is empty: they also race to make the database.
+    // The directory is empty: the appenders also race to create the database.
     let appenders: Vec<_> = (0..4).map(|_| Appender::start("append process 200", &dir)).collect();
     let said: Vec<_> = appenders.into_iter().map(Appender::finish).collect();
     let mut all = BTreeMap::new();

@@ -1,4 +1,5 @@
-//! What a process asked of the kernel, and what a disk may hold of it when the power goes.
+//! A model of a disk: the system calls of a process, and the states that a disk may be in after a loss of
+//! power.
 
 use std::{
     collections::BTreeMap,
@@ -11,11 +12,11 @@ use crate::{child, scene::Random};
 
 const SECTOR_LEN: u64 = 512;
 
-/// One call that matters. Paths are relative to the data directory, which is the empty path; a file is known by a
-/// number, because its name may change.
+/// One relevant system call. Paths are relative to the data directory, which is the empty path; a number
+/// identifies a file, because its name may change.
 #[derive(Debug)]
 pub enum DiskOp {
-    /// A file was made, empty.
+    /// Creates an empty file.
     Make(PathBuf, usize),
     MakeDir(PathBuf),
     Rename(PathBuf, PathBuf, usize),
@@ -29,36 +30,36 @@ pub enum DiskOp {
         file: usize,
         len: u64,
     },
-    /// The contents of a file.
+    /// Syncs the contents of a file.
     Sync(usize),
-    /// The names in a directory.
+    /// Syncs the names in a directory.
     SyncDir(PathBuf),
-    /// Standard output.
+    /// Writes to standard output.
     Say(Vec<u8>),
 }
 
-/// The calls that `strace` is told to write down: all that can change a file or a name, or make a change last.
+/// The system calls that `strace` records: all that can change a file or a name, or sync a change.
 pub const CALLS: &str = "open,openat,openat2,creat,write,pwrite64,writev,pwritev,pwritev2,truncate,ftruncate,\
     fallocate,lseek,mmap,fsync,fdatasync,sync_file_range,msync,rename,renameat,renameat2,link,linkat,symlink,\
     symlinkat,unlink,unlinkat,mkdir,mkdirat,rmdir,sendfile,copy_file_range";
 
 impl DiskOp {
-    /// Reads what `strace -f -y -xx` wrote about a process and this data directory.
+    /// Parses the output of `strace -f -y -xx` for a process and this data directory.
     pub fn recorded(dir: &Path, trace: &str) -> Vec<DiskOp> {
         let mut reader = TraceReader { dir, names: BTreeMap::new(), lens: Vec::new() };
-        // Before that a single thread does everything; after it the test's own threads end as they like.
+        // Before that a single thread does everything; afterwards the test's own threads end in any order.
         let done: String = child::DONE.bytes().map(|byte| format!("\\x{byte:02x}")).collect();
         let (trace, _) = trace.split_once(&done).expect("it came to its end");
         trace.lines().filter_map(|line| reader.read(line)).collect()
     }
 
-    /// What was written to standard output.
+    /// The bytes that were written to standard output.
     pub fn said(&self) -> Option<&Vec<u8>> {
         if let DiskOp::Say(bytes) = self { Some(bytes) } else { None }
     }
 }
 
-/// The names and lengths that the process sees while it is read.
+/// The names and lengths that the process sees, while its trace is parsed.
 struct TraceReader<'a> {
     dir: &'a Path,
     names: BTreeMap<PathBuf, usize>,
@@ -84,7 +85,8 @@ impl TraceReader<'_> {
             self.names.insert(to.clone(), file);
             return Some(DiskOp::Rename(from, to, file));
         }
-        // By a path, or by a descriptor; the directory that `openat` starts from is never used: all paths are whole.
+        // The file is given by a path or by a descriptor; the directory argument of `openat` is never used:
+        // all paths are absolute.
         let at = usize::from(matches!(call, "openat" | "unlinkat" | "mkdirat" | "openat2"));
         let path = if call == "mmap" { path(4)? } else { path(at)? };
         if path.to_string_lossy().ends_with("-shm") {
@@ -107,7 +109,7 @@ impl TraceReader<'_> {
                 Some(DiskOp::Remove(path))
             }
             ("pwrite64", Some(file)) => self.write(file, arguments[3].parse().unwrap(), &arguments),
-            // Only artifacts are written so, from their beginning on.
+            // Only artifacts are written this way, from their beginning.
             ("write", Some(file)) => self.write(file, self.lens[file], &arguments),
             ("ftruncate", Some(file)) => {
                 self.lens[file] = arguments[1].parse().unwrap();
@@ -140,17 +142,17 @@ impl TraceReader<'_> {
     }
 }
 
-/// The bytes between quotes or angles, each of them written as `\x2f`.
+/// The bytes between quotes or angle brackets, each in the form `\x2f`.
 fn decoded(argument: &str) -> Vec<u8> {
     let text = argument.split(['"', '<', '>']).nth(1).unwrap_or_default();
     let bytes = text.split("\\x").skip(1);
     bytes.map(|byte| u8::from_str_radix(byte, 16).unwrap_or_else(|_| panic!("{argument}"))).collect()
 }
 
-/// A change of a file that nobody has synced yet: these bytes there, or this length.
+/// A change of a file that is not synced yet: these bytes at an offset, or a new length.
 type UnsyncedChange<'a> = Result<(u64, &'a [u8]), u64>;
 
-/// What a disk holds for certain, and what was asked of it besides.
+/// The synced state of a disk, and the changes that are not synced yet.
 #[derive(Default)]
 pub struct SimulatedDisk<'a> {
     files: Vec<Vec<u8>>,
@@ -161,7 +163,7 @@ pub struct SimulatedDisk<'a> {
 }
 
 impl<'a> SimulatedDisk<'a> {
-    /// After these calls.
+    /// The disk after these calls.
     pub fn at(ops: &'a [DiskOp]) -> Self {
         let mut disk = Self::default();
         for op in ops {
@@ -191,7 +193,7 @@ impl<'a> SimulatedDisk<'a> {
         disk
     }
 
-    /// What is left when the power goes now. Nothing, all or any part of what was not synced.
+    /// A possible state after a loss of power: none, all or any part of the changes that were not synced.
     pub fn lose_power(mut self, random: &mut Random) -> Self {
         let luck = random.below(4);
         let mut kept = || match luck {
@@ -204,16 +206,16 @@ impl<'a> SimulatedDisk<'a> {
                 change_file(file, change);
             }
         }
-        // Names change in their order on any disk with a journal.
+        // A disk with a journal applies changes of names in order.
         let last = self.renames.iter().take_while(|_| kept()).count();
         let renames = std::mem::take(&mut self.renames);
         self.rename(renames.into_iter().take(last).collect());
         self
     }
 
-    /// Makes these files.
+    /// Writes these files to a directory.
     pub fn write_to(&self, dir: &Path) {
-        // In their order a directory comes before what is in it; what is in one that was lost is lost.
+        // The sort order puts a directory before its contents; the contents of a lost directory are lost.
         for (name, file) in &self.names {
             let path = dir.join(name);
             match file {
@@ -231,7 +233,7 @@ impl<'a> SimulatedDisk<'a> {
                 DiskOp::MakeDir(name) => drop(self.names.insert(name, None)),
                 DiskOp::Remove(name) => drop(self.names.remove(name.as_path())),
                 DiskOp::Rename(from, to, file) => {
-                    // Its new name is there, so its old one is not, and never will be.
+                    // The new name exists, so the old one does not, and never will.
                     self.renames.retain(|op| !matches!(op, DiskOp::Make(name, _) if name == from));
                     self.names.remove(from.as_path());
                     self.names.insert(to, Some(*file));
@@ -251,7 +253,7 @@ fn names_of(op: &DiskOp) -> Vec<&Path> {
     }
 }
 
-/// The parts of a change that a disk writes one by one.
+/// The parts of a change that a disk writes separately.
 fn sectors(change: UnsyncedChange<'_>) -> Vec<UnsyncedChange<'_>> {
     let Ok((mut at, mut bytes)) = change else { return vec![change] };
     let mut parts = Vec::new();

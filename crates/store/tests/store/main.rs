@@ -1,4 +1,4 @@
-//! One suite for the store: what comes back, what tampering shows, what a crash leaves, what trouble is called.
+//! The test suite of the store: round trips, tampering, crashes, migrations and errors.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, reason = "tests")]
 
 mod artifact;

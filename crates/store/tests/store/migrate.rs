@@ -1,4 +1,4 @@
-//! A data directory of the version with one chain: it opens, verifies, prints and goes on.
+//! A data directory of the version with one chain opens, verifies and continues.
 
 use std::{fs, path::Path, process::Command, time::Duration};
 
@@ -12,17 +12,17 @@ use crate::scene::{SceneDir, odd_draft};
 
 /// Written by the last version with one chain: two runs, a Body with two commands, a key.
 const ONE_CHAIN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/one-chain.tar.gz");
-/// `pal events verify` of that version said so.
+/// The output of `pal events verify` of that version.
 const HEAD: &str = "f28d897ba35ab20b9bcf11c5ec85e3bd0ab09b573e24633af67fe709fdfc79cb";
 const EVENTS: u64 = 18;
-/// The Body that is not removed.
+/// The Body that was not removed.
 const BODY: &str = "ad8dmwbr75dn";
 
 fn one_chain() -> SceneDir {
     let dir = SceneDir::new();
     let unpacked = Command::new("tar").arg("-xzf").arg(ONE_CHAIN).arg("-C").arg(&*dir).status().unwrap();
     assert!(unpacked.success());
-    // The archive names no owner, and files of a data directory are for their owner alone.
+    // The archive names no owner; files of a data directory are accessible only by their owner.
     dir
 }
 
@@ -71,13 +71,13 @@ fn a_body_of_one_chain_goes_on_in_its_own_and_its_commands_keep_their_numbers() 
     let numbers: Vec<u64> = store.read(&starts).unwrap().iter().map(|event| event.seq).collect();
     assert_eq!(numbers, [13, 15]);
     assert_eq!(store.read(&EventQuery::of_exec(&body(), 13)).unwrap().len(), 2, "its start and its end");
-    // The end of a command that started before is found with its start.
+    // The end of a command that started before the migration is found with its start.
     let left = store.append_at_end(&own, vec![Draft::about(&body(), ExecDetached { exec: 15 })]).unwrap();
     assert_eq!((left[0].seq, left[0].v, left[0].prev.as_str()), (EVENTS + 1, 2, HEAD));
     let of_exec: Vec<u64> =
         store.read(&EventQuery::of_exec(&body(), 15)).unwrap().iter().map(|event| event.seq).collect();
     assert_eq!(of_exec, [15, 16, EVENTS + 1]);
-    // A new command has a number that no command of the old chain has.
+    // A new command gets a number that no command of the old chain has.
     let started = odd_draft("exec.started".into(), Some(body()), serde_json::json!({ "argv": ["true"] }));
     assert_eq!(store.append_at_end(&own, vec![started]).unwrap()[0].seq, EVENTS + 2);
     assert_eq!(store.read(&EventQuery::of_exec(&body(), EVENTS + 2)).unwrap().len(), 1);
@@ -99,7 +99,7 @@ fn the_first_append_after_the_migration_seals_the_old_chain() {
     assert_eq!((heads[1].seq, heads[1].hash.as_str()), (EVENTS, HEAD));
     assert_eq!((seals[0].seq, seals[0].prev.as_str()), (EVENTS + 1, HEAD), "the node's chain goes on, too");
     assert!(matches!(store.verify().unwrap(), LogVerdict::Whole { events: 20, chains: 3, .. }));
-    // The old chain cannot lose its end any more, not even with its head.
+    // The old chain cannot lose its end undetected any more, not even together with its head.
     let cut = "DELETE FROM events WHERE chain = 'log' AND seq = 18; \
                UPDATE chains SET (seq, hash) = (SELECT seq, hash FROM events WHERE chain = 'log' AND seq = 17) \
                WHERE chain = 'log'; UPDATE log SET pos = pos - 1";
@@ -110,7 +110,7 @@ fn the_first_append_after_the_migration_seals_the_old_chain() {
 #[test]
 fn a_migration_that_is_cut_short_is_done_by_the_next_process() {
     let dir = one_chain();
-    // The transaction of a process that was killed before its commit is rolled back.
+    // SQLite rolls back the transaction of a process that was killed before its commit.
     let meddler = dir.meddler();
     meddler.execute_batch("BEGIN IMMEDIATE; ALTER TABLE events RENAME TO events_v1").unwrap();
     drop(meddler);

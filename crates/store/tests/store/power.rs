@@ -1,11 +1,11 @@
-//! Loss of power: what a disk that keeps only what it was told to sync has to give back.
+//! Loss of power: the data that must survive on a disk that keeps only what was synced.
 //!
-//! A process is traced while it appends. From what it asked of the kernel, states are made in which the disk may be
-//! found: everything that was synced is there, and of the rest any part, whole or torn at sectors of 512 bytes. A new
-//! name is there once the directory that holds it was synced; before that, some of the newest changes of names are not.
-//! Each state is then opened as any log is.
+//! The test traces a process while it appends. From its system calls it generates states that the disk may be
+//! in: all synced changes are there, and any part of the others, whole or torn at sectors of 512 bytes. A new
+//! name is there once its directory was synced; before that, some of the newest changes of names are missing.
+//! The test then opens each state like any log.
 //!
-//! The WAL's shared memory is left out of all states: whoever opens a log first makes it anew.
+//! All states omit the WAL's shared memory: the first process that opens a log creates it again.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,7 +23,7 @@ use crate::{
     scene::{Random, SceneDir, events_of, odd_draft},
 };
 
-/// How often the power is lost.
+/// The number of simulated losses of power.
 const LOSSES: u64 = 120;
 const EVENT: &str = "stored event ";
 const ARTIFACT: &str = "stored artifact ";
@@ -34,15 +34,16 @@ fn an_acknowledged_event_survives_the_loss_of_power() {
     assert_eq!(lost, 0, "acknowledged under `power`, or before such an event, and not there");
 }
 
-/// The same losses find what nobody has synced: else the test above would show nothing.
+/// These losses of power do lose changes that were not synced; otherwise the test above would prove nothing.
 #[test]
 fn what_is_only_promised_to_survive_the_process_may_be_lost_with_power_but_the_log_stays_whole() {
     let lost = lose_power("process process process");
     assert!(lost > 0, "nothing was lost that was not synced");
 }
 
-/// Cuts the power at random moments of such lives of a store; counts what was acknowledged and is not there. With
-/// `power` in them, that is what the last acknowledgement under `power` promised, else all.
+/// Cuts the power at random moments while a store is opened, written and closed with these durabilities;
+/// counts the acknowledged items that are missing. If `power` is among them, only the items up to the last
+/// acknowledgement under `power` count.
 fn lose_power(lives: &str) -> usize {
     let mut random = Random::new();
     let dir = SceneDir::in_memory();
@@ -51,7 +52,7 @@ fn lose_power(lives: &str) -> usize {
     assert!(syncs > 3, "{syncs} syncs: the store was not seen at work");
     let mut lost = 0;
     for loss in 0..LOSSES {
-        // The end, too: all is said and done, and nobody has synced since.
+        // Also cuts at the end: all calls are done, and no sync followed.
         let cut = if loss == 0 { ops.len() } else { random.below(ops.len() as u64) as usize };
         let promised = Acknowledgements::by(&ops[..cut], lives.contains("power"));
         let left = SceneDir::in_memory();
@@ -61,7 +62,7 @@ fn lose_power(lives: &str) -> usize {
     lost
 }
 
-/// What the process had said by some moment.
+/// The items that the process had acknowledged by some moment.
 #[derive(Default)]
 struct Acknowledgements {
     events: BTreeMap<u64, String>,
@@ -73,7 +74,7 @@ impl Acknowledgements {
         let said: Vec<u8> = ops.iter().filter_map(DiskOp::said).flatten().copied().collect();
         let mut promised = Self::default();
         let mut pending = Self::default();
-        // A line that was cut says nothing.
+        // A line that was cut short is ignored.
         for line in
             String::from_utf8(said).unwrap().split_inclusive('\n').filter_map(|line| line.strip_suffix('\n'))
         {
@@ -86,7 +87,7 @@ impl Acknowledgements {
                 [_, "event", _, pos, hash] => {
                     drop(pending.events.insert(pos.parse().unwrap(), (*hash).to_owned()))
                 }
-                // An artifact is synced by itself, so that of another durability says nothing about it.
+                // Each artifact is synced by itself, so only the durability of its own writer counts.
                 [_, _, _, hash, len] if durability == Durability::Power || !power_alone => {
                     promised.artifacts.insert(((*hash).to_owned(), len.parse().unwrap()));
                 }
@@ -99,7 +100,7 @@ impl Acknowledgements {
         promised
     }
 
-    /// How much of it is not in that directory; the log there is whole in any case.
+    /// The number of items that are missing in that directory; the log there must verify in any case.
     fn missing_in(&self, dir: &Path, when: &str) -> usize {
         let store = Store::open(dir, Durability::Process).unwrap_or_else(|error| panic!("{when}: {error:?}"));
         let stored = store.read(&EventQuery::default()).unwrap_or_else(|error| panic!("{when}: {error:?}"));
@@ -122,14 +123,14 @@ impl Acknowledgements {
     }
 }
 
-/// A store is opened, written to and closed, once for each durability that is named, in one process.
+/// Opens, writes and closes a store, once for each named durability, in one process.
 pub fn live(dir: &Path, lives: &str) {
     let mut out = std::io::stdout();
     let id: BodyId = "lived".parse().unwrap();
     for (life, durability) in lives.split(' ').enumerate() {
         let store = Store::open(dir, durability.parse().unwrap()).unwrap();
         for at in 0..12 {
-            // Short ones, and such that the WAL is written back and begun anew in between.
+            // Short texts, and long ones that make SQLite write the WAL back and restart it.
             let text = "x".repeat([40, 900, 30_000][at % 3]);
             if at % 4 == 1 {
                 let mut artifact = store.artifact().unwrap();

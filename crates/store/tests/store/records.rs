@@ -1,4 +1,4 @@
-//! What every implementation of `Records` does: one suite, run for each by [`conformance!`].
+//! The conformance suite of `Records`; [`conformance!`] runs it for each implementation.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -29,10 +29,10 @@ struct Count {
     count: u64,
 }
 
-/// One more handle on the records of a directory, as another process would open them.
+/// Opens one more handle on the records of a directory, as another process would.
 type Opener = fn(&Path) -> Box<dyn Records>;
 
-/// Opens an implementation by its name, which child processes are given.
+/// Opens an implementation by its name, which child processes get.
 fn opener(name: &str) -> Opener {
     match name {
         "embedded" => |dir| Box::new(EmbeddedRecords::at(dir, Durability::Process)),
@@ -207,7 +207,7 @@ fn threads_lose_no_update(_: &str, open: Opener) {
     let dir = SceneDir::in_memory();
     let shared = open(&dir);
     thread::scope(|scope| {
-        // Two on one handle, two on handles of their own.
+        // Two threads share one handle, two have handles of their own.
         for _ in 0..2 {
             scope.spawn(|| count(&*shared, "hits", 100, |_| ()));
             scope.spawn(|| count(&*open(&dir), "hits", 100, |_| ()));
@@ -218,7 +218,7 @@ fn threads_lose_no_update(_: &str, open: Opener) {
 
 fn processes_lose_no_update(name: &str, open: Opener) {
     let dir = SceneDir::in_memory();
-    // The directory is empty: they also race to make the store.
+    // The directory is empty: the processes also race to create the store.
     let counters: Vec<_> = (0..2).map(|_| Appender::start(&format!("records {name} 200"), &dir)).collect();
     let seen: BTreeSet<u64> =
         counters.into_iter().flat_map(Appender::finish).map(|(count, _)| count).collect();
@@ -235,11 +235,11 @@ fn kill_9_loses_no_acknowledged_update(name: &str, open: Opener) {
         for _ in 0..random.below(30).saturating_sub(3) {
             acknowledged = counter.next().expect("a counter never stops by itself").0;
         }
-        // The moment is the point here: there is nothing to await.
+        // The random moment is the purpose; there is no condition to wait for.
         thread::sleep(Duration::from_micros(random.below(4000)));
         acknowledged = counter.kill().into_iter().map(|(count, _)| count).fold(acknowledged, u64::max);
         let stored = counted(&*open(&dir), "hits");
-        // The last one may have been stored without a word.
+        // The last one may have been stored without being reported.
         assert!(
             stored == acknowledged || stored == acknowledged + 1,
             "round {round}: {stored} {acknowledged}"
@@ -249,7 +249,7 @@ fn kill_9_loses_no_acknowledged_update(name: &str, open: Opener) {
     assert!(acknowledged > 20, "hardly anything was counted: {acknowledged}");
 }
 
-/// The part of a child: counts, and says each count that is stored.
+/// The role of a child: counts, and reports each count that is stored.
 pub fn play(dir: &Path, part: &str) {
     let (name, times) = part.split_once(' ').unwrap();
     let mut out = std::io::stdout();
@@ -275,7 +275,7 @@ fn a_restart_keeps_records_and_revisions(_: &str, open: Opener) {
     assert!(next > before.revision && before.revision > found.revision);
 }
 
-/// Applies changes to what a watcher knows; returns the revision to go on from.
+/// Applies changes to a watcher's copy; returns the revision to continue from.
 fn apply(
     records: &dyn Records,
     known: &mut BTreeMap<String, String>,
@@ -316,7 +316,7 @@ fn a_watch_sees_every_final_state(_: &str, open: Opener) {
             while !over.load(Ordering::SeqCst) {
                 since = apply(&*records, &mut known, since, Duration::from_millis(5));
             }
-            // What was written before the end was declared is there; one more look shows the rest of it.
+            // All writes before the end flag are stored; one more watch returns the rest of them.
             let mut before = None;
             while before != Some(since) {
                 before = Some(since);
@@ -333,7 +333,7 @@ fn a_watch_sees_every_final_state(_: &str, open: Opener) {
                     for at in 0..300 {
                         let name = key(&format!("k{}", random.below(12)));
                         let found = records.get(FRUIT, &name).unwrap();
-                        // Some of these lose against the other writers, as they may.
+                        // Some of these writes lose against the other writers, as they may.
                         let _ = match found {
                             Some(found) if random.below(2) == 0 => {
                                 records.delete(FRUIT, &name, found.revision).map(drop)
@@ -368,7 +368,7 @@ fn a_watch_waits_for_a_change_and_no_longer(_: &str, open: Opener) {
 
     let seen = thread::scope(|scope| {
         let watcher = scope.spawn(|| open(&dir).watch(FRUIT, since, LONG).unwrap());
-        // A change of another bucket is none of this one.
+        // A change in another bucket does not appear in this one.
         records.create(OTHER, &key("b"), "2").unwrap();
         let written = records.update(FRUIT, &key("a"), "2", since).unwrap();
         let seen = watcher.join().unwrap();
@@ -404,18 +404,19 @@ fn a_watch_never_hides_a_deletion(_: &str, open: Opener) {
         Ok(changes) => assert_eq!(changes.iter().filter(|change| change.value.is_none()).count(), 900),
         Err(error) => assert!(matches!(error, RecordsError::Compacted { .. }), "{error}"),
     }
-    // A watcher that knows nothing yet, and one that is nearly up to date, need no list.
+    // A watcher that knows no record yet, and one that is nearly up to date, need no list.
     let all = records.watch(FRUIT, Revision::START, Duration::ZERO).unwrap();
     let live: Vec<_> = all.iter().filter(|change| change.value.is_some()).collect();
     assert_eq!((live.len(), live[0].key.as_str()), (1, "kept"));
     let last = records.list(FRUIT, None).unwrap().revision;
     assert_eq!(records.watch(FRUIT, Revision(last.0 - 1), Duration::ZERO).unwrap().len(), 1);
-    // A record that comes back counts as live again.
+    // A record that was created again counts as live.
     records.create(FRUIT, &key("k1"), "2").unwrap();
     assert_eq!(keys(&*records, FRUIT, None), ["k1", "kept"]);
 }
 
-/// Of the embedded implementation alone: what is deleted does not fill the disk, and its table is no part of the log.
+/// For the embedded implementation only: deleted records do not fill the disk, and the table is not part of
+/// the log.
 #[test]
 fn deletions_are_dropped_and_the_log_stays_whole() {
     let dir = SceneDir::in_memory();
@@ -437,7 +438,7 @@ fn deletions_are_dropped_and_the_log_stays_whole() {
     assert_eq!(crate::scene::events_of(store::EventLog::verify(&log).unwrap()), 1);
 }
 
-/// Of the embedded implementation alone: a key that another program wrote is an error, and no key.
+/// For the embedded implementation only: an invalid key that another program wrote is an error.
 #[test]
 fn a_key_that_was_tampered_with_is_found() {
     let dir = SceneDir::in_memory();

@@ -1,4 +1,4 @@
-//! A data directory that goes away, drafts to put into it, and randomness that can be repeated.
+//! A temporary data directory, drafts for it, and reproducible random numbers.
 
 use std::{
     collections::hash_map::RandomState,
@@ -19,7 +19,7 @@ impl SceneDir {
         Self::below(&std::env::temp_dir()).unwrap()
     }
 
-    /// One where nobody waits for a disk, if there is such a place: what is synced is not the point.
+    /// A directory in memory, if there is one, for tests that do not depend on syncs.
     pub fn in_memory() -> Self {
         Self::below(Path::new("/dev/shm")).unwrap_or_else(|_| Self::new())
     }
@@ -34,7 +34,7 @@ impl SceneDir {
         Store::open(self, Durability::Process).unwrap()
     }
 
-    /// A log of `count` events in one chain, closed.
+    /// A closed log of `count` events in one chain.
     pub fn with_events(count: u64) -> Self {
         let dir = Self::new();
         let store = dir.open();
@@ -46,7 +46,7 @@ impl SceneDir {
         self.join(store::FILE)
     }
 
-    /// A second way to the database, not ours.
+    /// A separate connection to the database, to tamper with it.
     pub fn meddler(&self) -> rusqlite::Connection {
         rusqlite::Connection::open(self.log()).unwrap()
     }
@@ -87,7 +87,7 @@ pub fn draft(at: u64) -> Draft {
     odd_draft("body.counted".into(), Some(id), data)
 }
 
-/// A draft such as no typed data makes: a store takes whatever a newer version may write.
+/// A draft that no typed data makes: a store accepts everything that a newer version may write.
 pub fn odd_draft(kind: String, body: Option<BodyId>, data: Value) -> Draft {
     let mut draft = Draft::new(BodyStopped { grace_ms: 0 });
     (draft.kind, draft.body, draft.data) = (kind, body, data);
@@ -101,7 +101,7 @@ pub fn events_of(verdict: LogVerdict) -> u64 {
     }
 }
 
-/// Numbers from a seed: `PALISADE_SEED`, or a new one, which is printed.
+/// Random numbers from a seed: `PALISADE_SEED`, or a new one, which is printed.
 pub struct Random(u64);
 
 impl Random {
@@ -112,7 +112,7 @@ impl Random {
         Self::from_seed(seed)
     }
 
-    /// Numbers from a seed that is not 0.
+    /// Random numbers from a seed that is not 0.
     pub fn from_seed(seed: u64) -> Self {
         Self(seed)
     }

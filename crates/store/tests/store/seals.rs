@@ -1,4 +1,4 @@
-//! Seals: a chain that vanished whole, lost its end or was written anew shows against the node's chain.
+//! Seals: the node's chain reveals a chain that is missing, lost its end or was rewritten.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ fn sealed() -> (SceneDir, Store) {
     (dir, store)
 }
 
-/// Does that to the database, and keeps the counts true, as one would who knows the tables.
+/// Tampers with the database, and keeps the counts consistent, as an attacker would who knows the tables.
 fn broken(sql: &str) -> (String, u64, ChainBreach) {
     let (dir, store) = sealed();
     dir.meddler().execute_batch(sql).unwrap();

@@ -1,4 +1,4 @@
-//! Whatever is done to the log behind our back shows.
+//! `verify` detects every change to the log from outside.
 
 use std::{fs, os::unix::fs::FileExt};
 
@@ -176,7 +176,7 @@ fn a_trigger_in_the_file_does_not_run() {
     assert_eq!(store.read(&EventQuery::default()).unwrap().len(), 3);
 }
 
-/// A closed log of which everything is in the one file; and where its tables begin.
+/// A closed log with everything in one file; and the offset of its table.
 fn at_rest(events: u64) -> (SceneDir, u64, u64) {
     let dir = SceneDir::with_events(events);
     let meddler = dir.meddler();
@@ -195,12 +195,12 @@ fn a_place_given_twice_shows() {
     let mut leaf = vec![0; page as usize];
     file.read_exact_at(&mut leaf, root).unwrap();
     assert_eq!((leaf[0], leaf[4]), (0x0d, 2), "one leaf with two rows");
-    // A cell is the length of its row, two bytes for ours, and its place.
+    // A cell begins with the length of its row, two bytes for ours, and its rowid.
     let cell = usize::from(u16::from_be_bytes([leaf[10], leaf[11]]));
     assert_eq!((leaf[cell] & 0x80, leaf[cell + 2]), (0x80, 2));
     file.write_all_at(&[1], root + cell as u64 + 2).unwrap();
     let verdict = dir.open().verify().unwrap();
-    // The index by which the walk goes leads to a row that is not there.
+    // The index that the walk uses points to a row that does not exist.
     let damaged = |why: &ChainBreach| matches!(why, ChainBreach::Database(_));
     assert!(matches!(&verdict, LogVerdict::Broken { why, .. } if damaged(why)), "{verdict:?}");
 }
@@ -240,7 +240,8 @@ fn any_changed_byte_is_found_or_means_nothing() {
         let mut bytes = whole.clone();
         bytes[at] ^= flip;
         fs::write(dir.log(), bytes).unwrap();
-        // Free room of a page, or a counter that only SQLite reads: then all events are what they were.
+        // The byte is unused space of a page, or a counter that only SQLite reads: then all events are
+        // unchanged.
         let found = read();
         assert!(found.is_none() || found == before, "byte {at} changed by {flip:#x}: {found:?}");
     }

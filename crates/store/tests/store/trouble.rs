@@ -1,4 +1,4 @@
-//! Full disks, closed doors and strange files have names.
+//! Full disks, missing permissions and foreign files cause specific errors.
 
 use std::{
     error::Error,
@@ -21,7 +21,7 @@ fn open(dir: &Path) -> Result<Store, OpenError> {
     Store::open(dir, Durability::Process)
 }
 
-/// What children do; the tests below start them.
+/// The roles of children; the tests below start them.
 pub fn play(role: &str, dir: &Path) {
     match role {
         "fill the disk" => fill(dir),
@@ -69,19 +69,19 @@ fn fill(dir: &Path) {
     assert_eq!(error.to_string(), "the disk of the event log is full; the event was not stored");
     assert_eq!(store.last_pos().unwrap(), stored);
     assert_eq!(events_of(store.verify().unwrap()), stored);
-    // Many at once: none of them.
+    // Of many events at once, none is stored.
     assert!(matches!(store.append_at_end(&chain(), (0..9).map(draft).collect()), Err(AppendError::DiskFull)));
-    // Room again, no need to open again.
+    // When there is space again, the store need not be opened again.
     fs::remove_file(dir.join("ballast")).unwrap();
     assert_eq!(append(&store, draft(0)).seq, stored + 1);
     assert_eq!(events_of(store.verify().unwrap()), stored + 1);
-    // An artifact that does not fit leaves nothing.
+    // An artifact that does not fit leaves no file.
     let mut writer = store.artifact().unwrap();
     let error = writer.write_all(&vec![1; 1024 * 1024]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::StorageFull);
     drop(writer);
     assert_eq!(fs::read_dir(dir.join("artifacts")).unwrap().count(), 0);
-    // A new log does not fit either, and what is left of it does not confuse the next try.
+    // A new log does not fit either, and its remains do not disturb the next attempt.
     let new = dir.join("new");
     fs::create_dir(&new).unwrap();
     fs::write(dir.join("ballast"), vec![0; 1024 * 1024]).unwrap_err();
@@ -104,7 +104,7 @@ fn a_read_only_disk_is_named_and_can_be_read() {
     let dir = SceneDir::with_events(3);
     assert!(dir.join("events.db-wal").metadata().unwrap().len() > 0, "events are still in the WAL");
     play_in_child("meet a read-only log", &dir, READ_ONLY);
-    // A stranger's close writes the WAL back and removes it.
+    // Another program's close writes the WAL back and removes it.
     dir.meddler().query_row("SELECT count(*) FROM events", [], |_| Ok(())).unwrap();
     assert!(!dir.join("events.db-wal").exists());
     play_in_child("meet a read-only log", &dir, READ_ONLY);
@@ -119,7 +119,7 @@ fn a_read_only_directory_is_named() {
 fn the_log_of_another_is_named() {
     let dir = SceneDir::with_events(1);
     fs::set_permissions(dir.log(), fs::Permissions::from_mode(0o000)).unwrap();
-    // Root reads everything, except in a namespace where the owner is nobody it knows.
+    // Root can read every file, except in a user namespace that does not map the file's owner.
     let place = match chown(dir.log(), Some(12345), Some(12345)) {
         Ok(()) => ChildPlace::Behind(":"),
         Err(_) => ChildPlace::Here,
@@ -180,7 +180,7 @@ fn a_directory_in_place_of_the_log_or_none_around_it_is_an_error() {
 
 #[test]
 fn making_a_log_is_finished_by_the_next_one_after_a_kill() {
-    // What a kill leaves at its worst moments: the file alone, or an empty database.
+    // The worst remains of a killed process: an empty file, or an empty database.
     let leave: [fn(&SceneDir); 2] = [
         |dir| drop(fs::File::create(dir.log()).unwrap()),
         |dir| dir.meddler().query_row("PRAGMA journal_mode=WAL", [], |_| Ok(())).unwrap(),
