@@ -33,7 +33,7 @@ async fn somebody_elses_directory_is_refused(t: Bodies) {
     let failure = open(&data).unwrap_err();
     assert_eq!(failure.kind, Kind::Denied, "{}", testkit::explain(&failure));
     assert!(
-        failure.message.contains("somebody else") && failure.hints[0].contains("--data"),
+        failure.message.contains("another user") && failure.hints[0].contains("--data"),
         "{}",
         testkit::explain(&failure)
     );
