@@ -24,7 +24,7 @@ cli_test! {
     fn base_without_debians_tools_is_the_machines_own_root(pal) {
         let made = said(with_tools(pal, "setup base").output().unwrap());
         assert!(made.code == 0 && made.talk.contains("neither mmdebstrap nor debootstrap is here"), "{made:?}");
-        assert!(pal.ok("template inspect base").contains("this machine's own root, read-only"));
+        assert!(pal.ok("template inspect base").contains("this host's own root, read-only"));
         let ran = pal.run(["run", "--template", "base", "--", "sh", "-c", "id -un; pwd; echo $LANG; test -x /usr/bin/env"]);
         assert_eq!((ran.code, ran.out.as_str()), (0, "user\n/home/user\nC.UTF-8\n"), "{ran:?}");
         std::fs::write(pal.dir().join("Dockerfile"), "FROM base\nRUN true\n").unwrap();

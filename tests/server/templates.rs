@@ -286,7 +286,7 @@ fn what_a_build_said_survives_the_server() {
         let told = status(&server, &cut, 0);
         assert_eq!(told["status"], "error", "{told}");
         assert!(
-            told["reason"]["message"].as_str().unwrap().contains("cut short")
+            told["reason"]["message"].as_str().unwrap().contains("interrupted")
                 && lines(&told).contains(&"here".to_owned()),
             "{told}"
         );

@@ -55,7 +55,7 @@ impl BodyFiles<'_> {
         let sent = self.fleet.guest(id).write_tree(&target, None, receiver).await;
         let copied = walked
             .await
-            .map_err(|error| Failure::new(Kind::Internal, "the copy was cut short").because(error))?;
+            .map_err(|error| Failure::new(Kind::Internal, "the copy was interrupted").because(error))?;
         // If both fail, the guest's refusal is the cause: the walk failed only because the guest stopped reading.
         sent.map_err(failures::guest)?;
         copied.map_err(|error| {

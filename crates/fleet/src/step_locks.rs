@@ -16,7 +16,7 @@ pub(crate) struct StepLocks {
 }
 
 impl StepLocks {
-    /// Locks the Body of a step until [`StepLocks::release`], or until this process ends. Does nothing for other Bodies.
+    /// Locks the Body of a step until [`StepLocks::release`], or until this process ends. Ignores other Bodies.
     pub(crate) fn hold(&self, dir: &BodyDir, spec: &Spec) -> Result<(), Failure> {
         if spec.role == BodyRole::Step {
             let lock = dir.lock_step().map_err(|error| {
