@@ -478,8 +478,9 @@ impl Fleet {
                 let kept = self.homes().keep(&spec);
                 if discard == Discard::No {
                     kept.map_err(|failure| {
-                        failure
-                            .hint(format!("its files are still there; give them up: pal rm --discard {id}"))
+                        failure.hint(format!(
+                            "its files are still there; to discard them: pal rm --discard {id}"
+                        ))
                     })?;
                     self.workspaces().save_before_removal(&spec)?;
                 }

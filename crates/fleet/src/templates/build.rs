@@ -274,8 +274,9 @@ impl Builds<'_> {
         let context = serde_json::to_string(&(&step.act, &stand.settings.env, stand.user(), stand.workdir()))
             .unwrap_or_default();
         let salt = if force {
-            hex(&sys::random::bytes::<16>()
-                .map_err(|error| Failure::new(Kind::Host, "cannot read random bytes from the kernel").because(error))?)
+            hex(&sys::random::bytes::<16>().map_err(|error| {
+                Failure::new(Kind::Host, "cannot read random bytes from the kernel").because(error)
+            })?)
         } else {
             String::new()
         };
@@ -336,8 +337,9 @@ impl Builds<'_> {
             return Err(Failure::new(Kind::Limit, format!("a template has at most {LAYERS_MAX} layers"))
                 .hint("join steps: each RUN, COPY and WORKDIR makes one"));
         }
-        let id: LayerId =
-            stand.chain[..32].parse().map_err(|_| Failure::new(Kind::Internal, "a hash cannot be used as an id"))?;
+        let id: LayerId = stand.chain[..32]
+            .parse()
+            .map_err(|_| Failure::new(Kind::Internal, "a hash cannot be used as an id"))?;
         if body::layers::read(&self.fleet.templates().layers_dir().join(id.as_str())).is_ok() {
             job.say("CACHED");
             stand.layers.insert(0, id);
@@ -780,9 +782,9 @@ const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 
 /// Generates the id of a build.
 pub(crate) fn job_id() -> Result<BuildId, Failure> {
-    Ok(BuildId::from_random(
-        sys::random::bytes().map_err(|error| Failure::new(Kind::Host, "cannot read random bytes from the kernel").because(error))?,
-    ))
+    Ok(BuildId::from_random(sys::random::bytes().map_err(|error| {
+        Failure::new(Kind::Host, "cannot read random bytes from the kernel").because(error)
+    })?))
 }
 
 #[cfg(test)]

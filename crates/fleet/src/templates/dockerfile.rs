@@ -47,9 +47,8 @@ pub fn read(
             .line(&line)
             .map_err(|why| Failure::new(Kind::Usage, format!("line {number}: {why}")).hint(HINT))?;
     }
-    let nothing = || {
-        Failure::new(Kind::Usage, "the file has no FROM instruction").hint("begin it with: FROM base")
-    };
+    let nothing =
+        || Failure::new(Kind::Usage, "the file has no FROM instruction").hint("begin it with: FROM base");
     let from = reader.from.ok_or_else(nothing)?;
     if let Some(target) = target.filter(|target| reader.stage.as_deref() != Some(*target)) {
         return Err(Failure::new(
@@ -70,9 +69,11 @@ fn joined(text: &str) -> Result<Vec<(usize, String)>, Failure> {
             .strip_prefix('#')
             .is_some_and(|rest| rest.trim_start().to_ascii_lowercase().starts_with("escape=`"))
         {
-            return Err(
-                Failure::new(Kind::Usage, "unsupported `# escape=` directive (only `\\` is supported)").hint(HINT)
-            );
+            return Err(Failure::new(
+                Kind::Usage,
+                "unsupported `# escape=` directive (only `\\` is supported)",
+            )
+            .hint(HINT));
         }
         if plain.starts_with('#') || (plain.is_empty() && !goes_on) {
             continue;
@@ -121,7 +122,8 @@ impl DockerfileParser<'_> {
             "WORKDIR" => self.path_of(rest).map(|path| self.acts.push(Instruction::Workdir(path))),
             "USER" => self.path_of(rest).map(|name| self.acts.push(Instruction::User(name))),
             verb if LEFT_OUT.contains(&verb) => {
-                self.notes.push(format!("{verb} is ignored: a Body runs the commands that its caller starts"));
+                self.notes
+                    .push(format!("{verb} is ignored: a Body runs the commands that its caller starts"));
                 Ok(())
             }
             verb => Err(format!("{} is not supported", proto::text::visible(verb))),

@@ -32,7 +32,8 @@ const LOG_BYTES_MAX: usize = 4 << 20;
 const LINE_LEN_MAX: usize = 4096;
 /// Longest log file, which also contains JSON escapes and times.
 const LOG_FILE_MAX: u64 = 64 << 20;
-const CUT_SHORT: &str = "the build was interrupted: its process is gone; build again, and finished steps are reused";
+const CUT_SHORT: &str =
+    "the build was interrupted: its process is gone; build again, and finished steps are reused";
 /// Most builds that run at the same time; others wait.
 const AT_ONCE: usize = 2;
 /// Most builds whose log stays in memory.
@@ -304,9 +305,8 @@ impl Builds<'_> {
         let job = self.job(template, id)?;
         let mut log = lock_mutex(&job.log);
         if log.state != BuildState::Waiting {
-            return Err(
-                Failure::new(Kind::Conflict, format!("build {id} was already started")).hint("request another build")
-            );
+            return Err(Failure::new(Kind::Conflict, format!("build {id} was already started"))
+                .hint("request another build"));
         }
         let pid = std::process::id() as i32;
         self.write_job(&job, None, sys::proc::start_ticks(pid).ok().map(|ticks| (pid, ticks)))?;

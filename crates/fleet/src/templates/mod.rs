@@ -278,8 +278,9 @@ impl Templates<'_> {
         if let Some(template) = self.find(&named.name)? {
             return Ok(template);
         }
-        let drawn = sys::random::bytes()
-            .map_err(|error| Failure::new(Kind::Host, "cannot read random bytes from the kernel").because(error))?;
+        let drawn = sys::random::bytes().map_err(|error| {
+            Failure::new(Kind::Host, "cannot read random bytes from the kernel").because(error)
+        })?;
         let now = store::clock::now();
         let template = Template {
             v: VERSION,

@@ -221,7 +221,8 @@ impl Builds<'_> {
         };
         let made = scratch.clear().and_then(|()| fs::DirBuilder::new().mode(0o755).create(&scratch.path));
         made.map_err(|error| {
-            Failure::new(Kind::Host, format!("cannot create a temporary directory in {SCRATCH}")).because(error)
+            Failure::new(Kind::Host, format!("cannot create a temporary directory in {SCRATCH}"))
+                .because(error)
         })?;
         Ok(scratch)
     }
@@ -278,10 +279,9 @@ impl Builds<'_> {
     }
 
     fn import_layer(&self, source: &str, archive: impl Read) -> Result<LayerId, Failure> {
-        let id = LayerId::from_random(
-            sys::random::bytes()
-                .map_err(|error| Failure::new(Kind::Host, "cannot read random bytes from the kernel").because(error))?,
-        );
+        let id = LayerId::from_random(sys::random::bytes().map_err(|error| {
+            Failure::new(Kind::Host, "cannot read random bytes from the kernel").because(error)
+        })?);
         let draft = self.draft_layer(&id)?;
         draft.unpack(archive, Dialect::Plain, UNPACKED_MAX).map_err(failures::layer)?;
         Ok(draft.finish(id, source, store::clock::now()).map_err(failures::layer)?.id)
@@ -307,8 +307,9 @@ impl Builds<'_> {
         settings: TemplateSettings,
         source: &str,
     ) -> Result<TemplateBuild, Failure> {
-        let drawn = sys::random::bytes()
-            .map_err(|error| Failure::new(Kind::Host, "cannot read random bytes from the kernel").because(error))?;
+        let drawn = sys::random::bytes().map_err(|error| {
+            Failure::new(Kind::Host, "cannot read random bytes from the kernel").because(error)
+        })?;
         let build = TemplateBuild {
             v: VERSION,
             id: BuildId::from_random(drawn),
@@ -366,7 +367,9 @@ impl Builds<'_> {
                 }
             };
             stderr.into_iter().for_each(|stderr| for_each_line(stderr, &mut hear));
-            unpacking.join().unwrap_or_else(|_| Err(Failure::new(Kind::Internal, "unpacking was interrupted")))
+            unpacking
+                .join()
+                .unwrap_or_else(|_| Err(Failure::new(Kind::Internal, "unpacking was interrupted")))
         });
         // An archive that was truncated between two files looks complete, so the program's exit code decides.
         if !child.wait().map_err(cannot)?.success() {
