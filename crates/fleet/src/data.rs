@@ -183,7 +183,7 @@ fn check_version(data: &Path, records: &dyn Records) -> Result<(), Failure> {
         .hint("use that newer pal, or another directory: --data DIR")),
         _ => Err(Failure::new(
             Kind::Host,
-            format!("{} does not say which layout it has", data.join(VERSION_FILE).display()),
+            format!("{} does not contain a layout version", data.join(VERSION_FILE).display()),
         )
         .hint("choose another directory: --data DIR")),
     }

@@ -41,8 +41,8 @@ const MIRRORS: &[(&str, &str)] = &[
     ("archive.ubuntu.com:80+plain", "apt of Ubuntu, whose packages are signed"),
     ("security.ubuntu.com:443", "apt of Ubuntu"),
     ("security.ubuntu.com:80+plain", "apt of Ubuntu, whose packages are signed"),
-    ("ports.ubuntu.com:443", "apt of Ubuntu on other processors"),
-    ("ports.ubuntu.com:80+plain", "apt of Ubuntu on other processors, whose packages are signed"),
+    ("ports.ubuntu.com:443", "apt of Ubuntu on other architectures"),
+    ("ports.ubuntu.com:80+plain", "apt of Ubuntu on other architectures, whose packages are signed"),
     ("dl-cdn.alpinelinux.org:443", "apk"),
     ("dl-cdn.alpinelinux.org:80+plain", "apk, whose packages are signed"),
 ];

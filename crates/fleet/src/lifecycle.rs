@@ -536,7 +536,7 @@ impl Fleet {
             }
             self.egress().close(&spec.id)?;
             // The Body's writes are removed first: if this process is killed, `gc` still finds the host ids in the
-            // spec.
+            // draft of the spec.
             for path in [&*dir.path().join("disk"), dir.path()] {
                 body::snapshot::remove(&self.launch_context.programs, &spec.ids, path)
                     .map_err(|error| Failure::new(Kind::Host, failed()).because(error))?;

@@ -127,7 +127,7 @@ impl Log {
         self.events_store()?.verify().map_err(failures::read)
     }
 
-    /// Compacts the log after many writes, so that the next open is cheap.
+    /// Writes the WAL back into the database if it has grown, so that the next open is cheap.
     pub(crate) fn tidy(&self) -> Result<(), Failure> {
         self.store()?.tidy();
         Ok(())

@@ -267,7 +267,7 @@ impl Fleet {
         lease: Option<Lease>,
     ) -> Result<Vec<BodyView>, Failure> {
         if !(1..=FORKS_MAX).contains(&count) {
-            return Err(Failure::new(Kind::Usage, format!("{count} forks cannot be made at once"))
+            return Err(Failure::new(Kind::Usage, format!("cannot create {count} forks at once"))
                 .hint(format!("ask for 1 to {FORKS_MAX}")));
         }
         // The lock is held until the forks use the snapshot: until then `gc` would find it unused.

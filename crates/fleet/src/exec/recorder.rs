@@ -64,7 +64,7 @@ impl Recorder {
 }
 
 fn write_failed(error: std::io::Error) -> Failure {
-    Failure::new(proto::Kind::Host, "cannot keep the output of the command")
+    Failure::new(proto::Kind::Host, "cannot store the output of the command")
         .because(error)
         .hint("make room: pal gc")
 }

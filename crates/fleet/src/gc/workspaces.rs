@@ -97,7 +97,7 @@ impl GarbageCollector<'_> {
         Ok(())
     }
 
-    /// Removes unused dependency layers, least recently used first, until they fit into the budget.
+    /// Removes unused dependency layers, least recently used first, until all layers and snapshots fit into `budget`.
     pub(crate) fn sweep_dependencies(
         &self,
         budget: u64,

@@ -71,7 +71,7 @@ const PACKAGES: &[&str] = &[
     "xz-utils",
     "zip",
 ];
-/// dpkg options that skip documentation, which a sandbox does not need, and fsync, which only protects from a loss of
+/// dpkg options that skip documentation, which is useless in a sandbox, and fsync, which only protects from a loss of
 /// power.
 const DPKG_OPTIONS: &[&str] = &[
     "force-unsafe-io",

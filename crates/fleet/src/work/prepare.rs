@@ -108,7 +108,7 @@ impl Workspaces<'_> {
         Ok(PreparedBase { template, ..prepared })
     }
 
-    /// Detects the needs of a repository, cached by git tree.
+    /// Detects the needs of a repository at its base commit.
     pub(crate) fn needs(&self, workspace: &Workspace) -> Result<Needs, Failure> {
         workspace::needs(&workspace.repository, &format!("{}^{{tree}}", workspace.base))
             .map_err(|error| failures::workspace("cannot find out what the repository needs", error))
@@ -294,7 +294,7 @@ fn step_failed(step: &str, code: i32, tail: &str, denied: &[EgressDenial]) -> Fa
         ));
     }
     failure
-        .hint("start without it and look: pal up --no-prepare")
+        .hint("start without it and examine the Body: pal up --no-prepare")
         .hint("set other commands: palisade.toml, [prepare] commands = [...]")
 }
 

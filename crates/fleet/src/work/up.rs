@@ -69,7 +69,7 @@ impl Workspaces<'_> {
         say: super::Progress<'_>,
     ) -> Result<Vec<BodyView>, Failure> {
         if !(1..=COUNT_MAX).contains(&up.count) {
-            return Err(Failure::new(Kind::Usage, format!("{} Bodies cannot be made at once", up.count))
+            return Err(Failure::new(Kind::Usage, format!("cannot create {} Bodies at once", up.count))
                 .hint(format!("ask for 1 to {COUNT_MAX}")));
         }
         if up.home.is_some() && up.count > 1 {
@@ -135,13 +135,13 @@ impl Workspaces<'_> {
             let bring =
                 ImportRequest { repository: &repository, dirty: up.dirty, include, person: &up.person };
             let brought = workspace::import(layer_store, &bring)
-                .map_err(|error| failures::workspace("cannot bring the repository in", error))?;
+                .map_err(|error| failures::workspace("cannot import the repository", error))?;
             let clash = |other: &Workspace| {
                 other.name == brought.workspace.name || other.repository == brought.workspace.repository
             };
             if let Some(other) = workspaces.iter().find(|other| clash(other)) {
                 return Err(Failure::new(Kind::Usage, format!("two repositories map to {}", other.path()))
-                    .hint("bring one of them in with a Body of its own"));
+                    .hint("import one of them into a Body of its own"));
             }
             workspaces.push(brought.workspace);
         }
