@@ -73,10 +73,10 @@ async fn a_newer_or_unknown_layout_is_left_alone(t: Bodies) {
     for (version, words) in [
         ("3\n", "newer pal"),
         ("4294967295\n", "newer pal"),
-        ("x\n", "which layout"),
-        ("", "which layout"),
-        ("-1", "which layout"),
-        ("\0\u{1b}[31m", "which layout"),
+        ("x\n", "layout version"),
+        ("", "layout version"),
+        ("-1", "layout version"),
+        ("\0\u{1b}[31m", "layout version"),
     ] {
         fs::write(data.join("version"), version).unwrap();
         let failure = open(&data).unwrap_err();
