@@ -169,7 +169,7 @@ async fn a_build_is_called_off_in_the_middle(t: Bodies) {
     let builds = t.fleet().builds();
     let (built, ()) =
         tokio::join!(builds.build(&job, request(vec![run("echo here; sleep 1000")])), off(&job));
-    assert!(built.unwrap_err().to_string().contains("called off"));
+    assert!(built.unwrap_err().to_string().contains("cancelled"));
     assert!(t.fleet().list().unwrap().is_empty());
 }
 
@@ -219,7 +219,7 @@ async fn commands_reach_the_names_they_may_and_what_is_built_reaches_none(t: Bod
     assert_eq!(asked(), 1);
     let told = |line: &str| said.iter().filter(|said| *said == line).count();
     assert_eq!(
-        told("network: not let out to evil.example:443: no rule names evil.example:443"),
+        told("network: the egress proxy denied evil.example:443: no rule names evil.example:443"),
         1,
         "{said:?}"
     );
@@ -262,7 +262,7 @@ async fn commands_reach_the_names_they_may_and_what_is_built_reaches_none(t: Bod
     let failure = built.unwrap_err();
     assert!(
         failure.message.contains(
-            "exit status 4 (it was not let out to localhost:1: no rule allows plain http to localhost:1)"
+            "exit status 4 (the egress proxy denied localhost:1: no rule allows plain http to localhost:1)"
         ) && failure.hints.iter().any(|hint| hint.contains("--build-allow localhost:1")),
         "{failure} {:?}",
         failure.hints

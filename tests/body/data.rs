@@ -33,7 +33,7 @@ async fn somebody_elses_directory_is_refused(t: Bodies) {
     let failure = open(&data).unwrap_err();
     assert_eq!(failure.kind, Kind::Denied, "{}", testkit::explain(&failure));
     assert!(
-        failure.message.contains("somebody else") && failure.hints[0].contains("--data"),
+        failure.message.contains("another user") && failure.hints[0].contains("--data"),
         "{}",
         testkit::explain(&failure)
     );
@@ -73,10 +73,10 @@ async fn a_newer_or_unknown_layout_is_left_alone(t: Bodies) {
     for (version, words) in [
         ("3\n", "newer pal"),
         ("4294967295\n", "newer pal"),
-        ("x\n", "which layout"),
-        ("", "which layout"),
-        ("-1", "which layout"),
-        ("\0\u{1b}[31m", "which layout"),
+        ("x\n", "layout version"),
+        ("", "layout version"),
+        ("-1", "layout version"),
+        ("\0\u{1b}[31m", "layout version"),
     ] {
         fs::write(data.join("version"), version).unwrap();
         let failure = open(&data).unwrap_err();

@@ -63,7 +63,7 @@ async fn a_paused_body_stands_still(t: Bodies) {
     let refused = t.try_exec(&body, fleet::ExecRequest::new(["true"])).await.unwrap_err();
     assert_eq!(
         (refused.kind, refused.hints),
-        (Kind::Conflict, vec![format!("let it go on: pal resume {body}")])
+        (Kind::Conflict, vec![format!("resume it: pal resume {body}")])
     );
     assert_eq!(t.fleet().pause(&body).await.unwrap_err().kind, Kind::Conflict);
     assert_eq!(t.fleet().resume(&body).await.unwrap().status, Status::Running);

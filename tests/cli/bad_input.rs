@@ -108,7 +108,7 @@ cli_test! {
         } else {
             "/usr".into()
         };
-        refused(&at(&others), 123, "somebody else");
+        refused(&at(&others), 123, "another user");
         refused(&at("/proc/nowhere".as_ref()), 125, "cannot use the data directory");
         refused(&at(&pal.dir().join(std::ffi::OsStr::from_bytes(b"odd\xff"))), 2, "UTF-8");
     }

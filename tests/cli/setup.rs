@@ -23,13 +23,13 @@ cli_test! {
     /// upon.
     fn base_without_debians_tools_is_the_machines_own_root(pal) {
         let made = said(with_tools(pal, "setup base").output().unwrap());
-        assert!(made.code == 0 && made.talk.contains("neither mmdebstrap nor debootstrap is here"), "{made:?}");
-        assert!(pal.ok("template inspect base").contains("this machine's own root, read-only"));
+        assert!(made.code == 0 && made.talk.contains("neither mmdebstrap nor debootstrap is installed"), "{made:?}");
+        assert!(pal.ok("template inspect base").contains("this host's own root, read-only"));
         let ran = pal.run(["run", "--template", "base", "--", "sh", "-c", "id -un; pwd; echo $LANG; test -x /usr/bin/env"]);
         assert_eq!((ran.code, ran.out.as_str()), (0, "user\n/home/user\nC.UTF-8\n"), "{ran:?}");
         std::fs::write(pal.dir().join("Dockerfile"), "FROM base\nRUN true\n").unwrap();
         let refused = pal.run(["template", "build", "x", &pal.dir().join("Dockerfile").display().to_string()]);
-        assert!(refused.code != 0 && refused.talk.contains("nothing can be built on") && refused.talk.contains("apt-get install mmdebstrap"), "{refused:?}");
+        assert!(refused.code != 0 && refused.talk.contains("cannot be the base of a build") && refused.talk.contains("apt-get install mmdebstrap"), "{refused:?}");
         // The second setup finds it done.
         assert_eq!(said(with_tools(pal, "setup base").output().unwrap()).talk, "");
     }

@@ -286,7 +286,7 @@ fn what_a_build_said_survives_the_server() {
         let told = status(&server, &cut, 0);
         assert_eq!(told["status"], "error", "{told}");
         assert!(
-            told["reason"]["message"].as_str().unwrap().contains("cut short")
+            told["reason"]["message"].as_str().unwrap().contains("interrupted")
                 && lines(&told).contains(&"here".to_owned()),
             "{told}"
         );
@@ -317,10 +317,7 @@ fn images_of_clients_come_from_where_they_may() {
         let from = json!({ "fromImage": format!("{}/x:y", registry.host()), "steps": [run("id -un")] });
         let server = TestServer::start(pal);
         let (_, told) = build(&server, "inside", from.clone());
-        assert!(
-            told["reason"]["message"].as_str().unwrap().contains("of this machine or its network"),
-            "{told}"
-        );
+        assert!(told["reason"]["message"].as_str().unwrap().contains("private address"), "{told}");
         assert_eq!(server.stop(), Some(0));
         let server =
             TestServer::start_with(pal, &["--listen", "127.0.0.1:0", "--registry", &registry.host()]);

@@ -114,7 +114,7 @@ async fn a_dockerfile_is_built_from_what_git_has_and_what_is_not_done_is_refused
     let host = HostRepo::make(&t, "app", &make);
     host.sh("echo b > conf/b");
     let (body, said) = prepared(&t, asked(&t, &host)).await;
-    assert!(said.iter().any(|line| line.contains("CMD is left out")), "{said:?}");
+    assert!(said.iter().any(|line| line.contains("CMD is ignored")), "{said:?}");
     assert_eq!(
         t.sh(&body, "cat /tool/version; ls /conf; stat -c %U /conf/a; echo $MADE; id -un; pwd").await.ok(),
         "2\na\nuser\nv 2\nuser\n/workspace/app",
@@ -129,7 +129,7 @@ async fn a_dockerfile_is_built_from_what_git_has_and_what_is_not_done_is_refused
     host.commit("echo 'ADD https://example.com/x /x' >> .devcontainer/Dockerfile", "not done");
     let failure = t.fleet().workspaces().up(UpRequest { ..asked(&t, &host) }).await.unwrap_err();
     assert_eq!(failure.kind, Kind::Usage);
-    assert!(failure.message.contains(".devcontainer/Dockerfile: line 11: ADD is not done"), "{failure}");
+    assert!(failure.message.contains(".devcontainer/Dockerfile: line 11: ADD is not supported"), "{failure}");
 }
 
 #[body_test(except(user = "a root file system of its own needs subordinate ids"))]

@@ -1,4 +1,4 @@
-//! The way into a Body for callers who speak with its guest, or with a port of it, themselves.
+//! Direct access to running Bodies: status, connections to the guest and to ports inside, and resource usage.
 
 use std::time::Duration;
 
@@ -8,21 +8,21 @@ use tokio::net::UnixStream;
 
 use crate::{Fleet, Status, failures};
 
-/// What a Body uses now.
+/// The resources that a Body uses at one moment.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ResourceUsage {
-    /// Processor time since it was started.
+    /// CPU time since the Body started.
     pub cpu: Duration,
-    /// Memory, files kept by the kernel included.
+    /// Memory in bytes, including the page cache.
     pub memory: u64,
-    /// The part of it that the kernel can drop.
+    /// The part of `memory` that is page cache, which the kernel can drop.
     pub cache: u64,
-    /// Its processes, the guest included.
+    /// The number of processes, including the guest.
     pub processes: u64,
 }
 
 impl Fleet {
-    /// How a Body is now; less work than a whole view.
+    /// Returns the status of a Body. This costs less than a whole [`crate::BodyView`].
     pub fn status(&self, id: &BodyId) -> Result<Status, Failure> {
         let dir = BodyDir::at(self.body_path(id));
         if !dir.path().join("spec.json").exists() {
@@ -42,29 +42,29 @@ impl Fleet {
     }
 }
 
-/// Connections to the guest of a Body, and what the Body uses.
+/// Opens connections to the guests of Bodies and measures the resources that Bodies use.
 #[derive(Debug, Clone, Copy)]
 pub struct GuestAccess<'a> {
     pub(crate) fleet: &'a Fleet,
 }
 
 impl GuestAccess<'_> {
-    /// A stream to a Body's guest, which wants [`Fleet::token`].
+    /// Opens a stream to a Body's guest. The guest expects requests with [`Fleet::token`].
     pub async fn connect(&self, id: &BodyId) -> Result<UnixStream, Failure> {
         self.fleet.guest(id).connect_raw().await.map_err(failures::guest)
     }
 
-    /// A stream to a port inside a Body.
+    /// Opens a stream to a port inside a Body.
     pub async fn dial(&self, id: &BodyId, port: u16) -> Result<PortStream, Failure> {
         self.fleet.guest(id).dial(port).await.map_err(failures::guest)
     }
 
-    /// How many processes that callers started still run in a Body.
+    /// Counts the processes in a Body that callers started and that still run.
     pub async fn busy(&self, id: &BodyId) -> Result<u32, Failure> {
         self.fleet.guest(id).info().await.map(|info| info.processes).map_err(failures::guest)
     }
 
-    /// What a Body that runs uses now.
+    /// Measures the resources that a running Body uses.
     pub fn usage(&self, id: &BodyId) -> Result<ResourceUsage, Failure> {
         let running: RunRecord = self.fleet.running(id)?;
         let used = body::usage::measure(&running);
@@ -76,14 +76,15 @@ impl GuestAccess<'_> {
         })
     }
 
-    /// What a Body uses, as its engine knows it; none where it does not run, or its engine is busy or does not tell.
+    /// Returns the metrics that the Body's hypervisor reports; `None` if the Body does not run, or if its hypervisor
+    /// is busy or reports none.
     pub fn metrics(&self, id: &BodyId) -> Option<VmMetrics> {
         let dir = BodyDir::at(self.fleet.body_path(id));
         let spec = dir.spec().ok().filter(|_| matches!(dir.condition(), Ok(ProcessState::Running(_))))?;
         self.fleet.driver(&spec).ok()?.metrics(&dir)
     }
 
-    /// What a Body's files take on disk beyond what it started from. Walks them all.
+    /// Measures the disk space of the files that a Body wrote, without the layers below. Walks all of these files.
     pub fn disk_usage(&self, id: &BodyId) -> u64 {
         let measured = std::fs::File::open(self.fleet.body_path(id).join("disk/upper"))
             .and_then(|upper| sys::tree::usage(std::os::fd::AsFd::as_fd(&upper)));

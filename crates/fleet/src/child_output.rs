@@ -1,13 +1,14 @@
-//! What a program of the host says while it works.
+//! Reads the output of a child process on the host, line by line.
 //!
-//! Invariant: it is listened to until it has nothing more to say: the kernel ends whoever says something to nobody.
+//! Invariant: the output is read to its end, because the kernel kills a process that writes to a pipe without a reader
+//! (SIGPIPE).
 
 use std::io::{BufRead, BufReader, Read};
 
-/// Longest line that is passed on whole.
+/// Longest line in bytes; a longer line is split.
 const LINE_LEN_MAX: u64 = 4096;
 
-/// Has each line heard, made fit for a terminal, whatever bytes are in it.
+/// Calls `hear` with each line. Bytes that a terminal must not see, or that are not UTF-8, are replaced.
 pub(crate) fn for_each_line(from: impl Read, mut hear: impl FnMut(String)) {
     let mut from = BufReader::new(from);
     let mut line = Vec::new();

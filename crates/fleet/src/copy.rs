@@ -1,7 +1,7 @@
-//! Copying between the host and a Body.
+//! Copies files between the host and a Body.
 //!
-//! Trust: what comes out of a Body is hostile. It is written below the named place by descriptor, never through a
-//! link that came with it, with no more than permission bits of its own.
+//! Trust: the files that come out of a Body are hostile. `pal` writes them by descriptor below the target that the
+//! user named, never through a symbolic link from the Body, and keeps only their permission bits.
 
 use std::{
     ffi::OsStr,
@@ -55,8 +55,8 @@ impl BodyFiles<'_> {
         let sent = self.fleet.guest(id).write_tree(&target, None, receiver).await;
         let copied = walked
             .await
-            .map_err(|error| Failure::new(Kind::Internal, "the copy was cut short").because(error))?;
-        // The guest's refusal is the cause when both fail: the walk then only noticed that nobody listens.
+            .map_err(|error| Failure::new(Kind::Internal, "the copy was interrupted").because(error))?;
+        // If both fail, the guest's refusal is the cause: the walk failed only because the guest stopped reading.
         sent.map_err(failures::guest)?;
         copied.map_err(|error| {
             Failure::new(Kind::Host, format!("cannot copy {}", host.display())).because(error)
@@ -112,7 +112,7 @@ impl BodyFiles<'_> {
 
 type ChunkSender = mpsc::Sender<Result<Bytes, io::Error>>;
 
-/// Walks a tree of the host and sends it; runs on a thread where waiting is fine.
+/// Walks a tree on the host and sends it. Blocks, so it runs on a thread of its own.
 fn send_tree(top: &Path, pieces: ChunkSender) -> io::Result<CopyTotals> {
     let mut sender =
         TreeSender { pieces, held: BytesMut::from(&tree::MAGIC[..]), copied: CopyTotals::default() };
@@ -190,7 +190,7 @@ impl TreeSender {
     }
 }
 
-/// Writes a tree below `top`.
+/// Writes a received tree below `top`.
 struct TreeReceiver {
     top: PathBuf,
     root: Option<OwnedFd>,
@@ -213,7 +213,7 @@ impl TreeReceiver {
                 return self.file.as_mut().map_or(Ok(()), |(file, _)| file.write_all(&bytes));
             }
             TreeItem::FileEnd => {
-                // Setuid and the like do not leave a Body.
+                // Setuid, setgid and sticky bits of a Body's file are dropped.
                 let done = self.file.take();
                 return done.map_or(Ok(()), |(file, mode)| {
                     file.set_permissions(fs::Permissions::from_mode(mode & 0o777))
@@ -268,7 +268,7 @@ impl TreeReceiver {
         Ok(rustix::fs::symlinkat(OsStr::from_bytes(target), &parent, name)?)
     }
 
-    /// The directory of a path below the root, reached without following any link.
+    /// Opens the parent directory of a path below the root without following any symbolic link.
     fn parent<'a>(&self, path: &'a [u8]) -> io::Result<(OwnedFd, &'a OsStr)> {
         let root = self.root.as_ref().ok_or_else(|| io::Error::other("a tree without its root"))?;
         let cut = path.iter().rposition(|byte| *byte == b'/');

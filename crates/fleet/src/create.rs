@@ -1,4 +1,4 @@
-//! Creating a Body, in five steps: resolve the template, draft and check the spec, prepare what its start needs, take a
+//! Creates a Body in five steps: resolve the template, draft and check the spec, prepare the driver's recipe, take a
 //! pooled Body or claim a place for a new one, publish it.
 //!
 //! Invariant: a request that can be refused is refused before a directory, an id or an event of the Body exists.
@@ -40,24 +40,24 @@ enum StartOccasion {
     Again,
 }
 
-/// A Body that was asked for and checked, and of which nothing exists yet.
+/// A Body whose request was checked; nothing of it exists on disk yet.
 struct BodyDraft {
     driver: Arc<dyn Driver>,
-    /// Its spec, without an id and host ids.
+    /// The spec, without an id and host ids.
     spec: Spec,
     rootfs: RootfsStack,
     origin: Origin,
     root: ids::MapRoot,
     lease: Option<Lease>,
-    /// Keeps `gc` from removing the layers below it.
+    /// A lock that keeps `gc` from removing the layers below the Body.
     _layers: Option<File>,
 }
 
-/// Where the guest of a new Body comes from.
+/// The source of a new Body's guest.
 enum GuestSource<'a> {
-    /// It is started.
+    /// The launcher starts it, from this recipe.
     Start(&'a dyn Recipe),
-    /// It ran in the pool.
+    /// It already runs: it comes from the pool.
     Pool(Box<StartedBody>),
 }
 
@@ -85,7 +85,7 @@ pub struct Creator<'a> {
 }
 
 impl Creator<'_> {
-    /// Waits until what a new Body's template runs is ready.
+    /// Waits until the start command of a new Body's template is ready.
     pub(crate) async fn await_template_start(&self, view: BodyView) -> Result<BodyView, Failure> {
         if let Some(start) = view.spec.base.as_ref().and_then(|base| base.start.as_ref()) {
             self.fleet.templates().start_template(view.id(), start, ReadyWait::NoNaps).await?;
@@ -96,7 +96,7 @@ impl Creator<'_> {
         Ok(view)
     }
 
-    /// Creates a Body, with the Body that it was forked from if there is one.
+    /// Creates a Body. `parent` is the Body that it is forked from, if any.
     pub(crate) fn create_now(&self, request: Create, parent: Option<BodyId>) -> Result<BodyView, Failure> {
         let template = self.fleet.templates().resolve(&request.template)?;
         let taken_on = template.snapshot.as_ref().map(|source| source.manifest.layer);
@@ -104,7 +104,7 @@ impl Creator<'_> {
         self.create_on(layer, request, template, parent)
     }
 
-    /// Creates a Body of a template that was resolved already.
+    /// Creates a Body from a template that is already resolved.
     pub(crate) fn create_on(
         &self,
         layer: Layer,
@@ -129,7 +129,7 @@ impl Creator<'_> {
         self.fleet.workspaces().anchor_objects(view)
     }
 
-    /// Joins a request with its template, and refuses what its layer, its host or its limits rule out.
+    /// Combines a request with its template, and refuses a request that the layer, the host or the limits rule out.
     fn draft_body(
         &self,
         layer: Layer,
@@ -187,7 +187,7 @@ impl Creator<'_> {
         Ok(BodyDraft { driver, spec, rootfs, origin, root, lease: request.lease, _layers: layers })
     }
 
-    /// What a pooled Body must have in common with this one; none where it cannot come from the pool.
+    /// The properties that a pooled Body must share with this draft; `None` if the draft cannot use the pool.
     fn pool_key(&self, draft: &BodyDraft, recipe: &dyn Recipe) -> Option<PoolKey> {
         let fresh = matches!(draft.origin, Origin::Template(StartMode::Restore));
         self.fleet.pool.as_ref().filter(|_| fresh)?;
@@ -195,7 +195,7 @@ impl Creator<'_> {
         Some(PoolKey { shape, root: draft.root, recipe: recipe.key() })
     }
 
-    /// Takes a pooled Body and tells it whose it is. One that cannot prove that ends.
+    /// Takes a pooled Body and assigns the draft's identity to it. The pool ends a Body whose assignment fails.
     fn take_pooled(&self, key: &PoolKey, draft: &BodyDraft) -> Option<(BodyPlace, StartedBody)> {
         let pool = self.fleet.pool.as_ref()?;
         let mut pooled = pool.take(key)?;
@@ -212,7 +212,7 @@ impl Creator<'_> {
         }
     }
 
-    /// Claims an id, a directory and host ids, and checks that the ids are enough for what is asked.
+    /// Claims an id, a directory and host ids, and checks that the host ids are enough for the draft.
     fn claim_place(&self, draft: &BodyDraft) -> Result<BodyPlace, Failure> {
         let place = BodyPlace::claim(&self.fleet.drivers.context, draft.root)?;
         match check_ids(draft, &place.ids) {
@@ -224,7 +224,7 @@ impl Creator<'_> {
         }
     }
 
-    /// Makes a place a Body: its records are written, its guest runs. What cannot be one is removed.
+    /// Turns a claimed place into a Body: writes its records and starts its guest. Removes the place if that fails.
     fn publish(
         &self,
         place: &BodyPlace,
@@ -305,7 +305,7 @@ impl Creator<'_> {
         self.register_running(started, dir, spec, StartOccasion::Again).map(drop)
     }
 
-    /// Ends a Body that cannot be recorded.
+    /// Kills a Body whose event could not be appended.
     fn kill_now(&self, dir: &BodyDir, mut supervisor: SupervisorHandle) {
         if let Ok(Some(running)) = dir.running() {
             let _ = body::process::kill(dir, &running);
@@ -313,7 +313,7 @@ impl Creator<'_> {
         supervisor.reap();
     }
 
-    /// Records that a guest runs; from then on a new Body is one.
+    /// Records that the guest runs. A new Body exists for other processes from then on.
     fn register_running(
         &self,
         started: StartedBody,
@@ -329,7 +329,7 @@ impl Creator<'_> {
             Some(report) => {
                 self.fleet.drivers.get(spec.layer)?.note_started(spec, report);
                 dir.write_receipt(report).map_err(|error| {
-                    Failure::new(Kind::Host, "cannot keep the receipt of the Body")
+                    Failure::new(Kind::Host, "cannot store the receipt of the Body")
                         .because(error)
                         .hint("make room: pal gc")
                 })
@@ -360,19 +360,19 @@ impl Creator<'_> {
         Ok((enforcement, ready.pid))
     }
 
-    /// The limits that a Body of this request has, or why it cannot have them here.
+    /// Computes the limits of a Body with this request, or explains why the host cannot provide them.
     pub fn limits(&self, request: &Create) -> Result<Limits, Failure> {
         let driver = self.fleet.drivers.get(request.layer.unwrap_or(DEFAULT_LAYER))?;
         driver.limits(&request.limits, request.life, &Origin::Template(request.start_mode()))
     }
 
-    /// Whether a layer is set up on this host, or how to do that.
+    /// Checks that a layer is set up on this host. The failure says how to set it up.
     pub fn readiness(&self, layer: Layer) -> Result<(), Failure> {
         self.fleet.drivers.get(layer)?.readiness()
     }
 }
 
-/// What the caller asked for, or what the template has.
+/// The caller's values, or the template's if the caller gave none.
 fn or_default<T>(asked: Vec<T>, template: Vec<T>) -> Vec<T> {
     if asked.is_empty() { template } else { asked }
 }
@@ -384,14 +384,14 @@ fn origin(snapshot: Option<SnapshotSource>, mode: StartMode) -> Origin {
     }
 }
 
-/// A draft's spec with the id and the host ids of a place.
+/// The draft's spec with the id and the host ids of a claimed place.
 fn placed(spec: &Spec, place: &BodyPlace) -> Spec {
     Spec { id: place.id.clone(), ids: place.ids.clone(), ..spec.clone() }
 }
 
-/// Whether a Body needs a root inside.
+/// Whether a Body needs root inside its user namespace.
 fn map_root(spec: &Spec, rootfs: &RootfsStack) -> ids::MapRoot {
-    // An ordinary user cannot show files written under many ids to a Body that has one.
+    // A Body with only one id cannot see files that were written under many ids.
     let many = rootfs.ids().any(Ids::has_root);
     let kept = spec.life == Life::Kept;
     match spec.user == "root" || kept || spec.base.is_some() || many || spec.share.is_some() {
@@ -400,10 +400,10 @@ fn map_root(spec: &Spec, rootfs: &RootfsStack) -> ids::MapRoot {
     }
 }
 
-/// Refuses host ids that are too few for a Body.
+/// Refuses host ids that are too few for the draft.
 fn check_ids(draft: &BodyDraft, claimed: &Ids) -> Result<(), Failure> {
     let spec = &draft.spec;
-    // The program that shares a directory acts under every id that the Body has.
+    // virtiofsd, which shares a directory with a microVM, acts under every id of the Body.
     if spec.share.is_some() && !claimed.has_root() {
         return Err(root_unavailable());
     }
@@ -421,7 +421,7 @@ fn cannot_start(error: body::process::ProcessError) -> Failure {
 }
 
 fn root_unavailable() -> Failure {
-    Failure::new(Kind::Host, "this Body cannot have a root inside: only your own id can be mapped")
+    Failure::new(Kind::Host, "this Body cannot have root inside: only your own user id can be mapped")
         .hint("install the helpers: apt-get install uidmap")
         .hint("and give yourself ids: usermod --add-subuids 100000-165535 --add-subgids 100000-165535 USER")
 }
@@ -459,10 +459,10 @@ fn check_mount(mount: &Mount) -> Result<Mount, Failure> {
             .hint("name a file or directory that exists")
     })?;
     if source.to_str().is_none() || plain.to_str().is_none() {
-        // Specs name their mounts, and specs are JSON.
+        // Mounts are part of the spec, which is JSON, so their paths must be UTF-8.
         return Err(Failure::new(
             Kind::Usage,
-            format!("cannot mount {}: its name is no UTF-8", source.display()),
+            format!("cannot mount {}: its path is not UTF-8", source.display()),
         )
         .hint("mount the directory above it"));
     }
@@ -470,7 +470,7 @@ fn check_mount(mount: &Mount) -> Result<Mount, Failure> {
     Ok(Mount { source, target: plain, access: mount.access })
 }
 
-/// A path inside a Body, as a spec may name it.
+/// Checks a path inside a Body: absolute, without `..`, and not too long.
 pub(crate) fn check_inside(path: &Path) -> Result<(), Failure> {
     let bytes = std::os::unix::ffi::OsStrExt::as_bytes(path.as_os_str());
     let climbs = path.components().any(|part| part == Component::ParentDir);

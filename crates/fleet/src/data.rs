@@ -1,4 +1,4 @@
-//! The data directory: whose it is, which version wrote it, what is in it.
+//! The data directory: checks its owner and its layout version, and opens a fleet in it.
 
 use std::{
     fs, io,
@@ -18,18 +18,18 @@ use store::{Durability, EmbeddedRecords, Records};
 
 use crate::{DriverMaker, Fleet, drivers::Drivers, log::Log, migrate, pool::Pool, supervisors::Supervisors};
 
-/// The layout of the data directory: an older one is migrated, a newer one is refused.
+/// The current layout version. An older layout is migrated; a newer one is refused.
 const VERSION: u32 = 2;
-/// The layout whose records were JSON files.
+/// The old layout that kept records in JSON files.
 const VERSION_OF_FILES: u32 = 1;
 const VERSION_FILE: &str = "version";
 
-/// How a fleet is opened.
+/// The options for opening a fleet.
 #[derive(Debug, Clone)]
 pub struct FleetConfig {
-    /// Where everything is.
+    /// The data directory.
     pub data: PathBuf,
-    /// What it means that an event was written.
+    /// The failures that a written event survives.
     pub durability: Durability,
 }
 
@@ -60,37 +60,38 @@ pub fn open(config: FleetConfig, ahead: Prestart, drivers: &[DriverMaker<'_>]) -
         jobs: Default::default(),
         steps: Default::default(),
     };
-    // Who is about to make a Body opens the log while the launcher works on it.
+    // A caller that creates a Body at once opens the log later, while the launcher works.
     if ahead != Prestart::Once {
         fleet.log.open()?;
     }
     Ok(fleet)
 }
 
-/// What is started before anybody asked for it.
+/// The processes that the fleet starts before a caller asks for them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Prestart {
-    /// A launcher, for the Body that the caller is about to make.
+    /// One launcher, for the Body that the caller is about to create.
     Once,
-    /// A launcher for the next Body, always.
+    /// Always a launcher for the next Body.
     Always,
-    /// Nothing.
+    /// No process.
     None,
 }
 
-/// What a caller must send with files for the builds of a template: derived from the key of the data directory.
+/// The token that a caller must send with files for the builds of a template. It is derived from the data directory's
+/// key.
 pub fn upload_token(key: &str, template: &TemplateId, files_sha256: &str) -> String {
     secret::derive(key, Purpose::UploadToken, &[template.as_str(), &files_sha256.to_ascii_lowercase()])
 }
 
-/// Makes the directory where there is none, and refuses one that is not ours to use.
+/// Creates the data directory if it does not exist, and refuses one that belongs to another user.
 fn prepare(data: &Path) -> Result<PathBuf, Failure> {
     let text = |path: &Path| match path.to_str() {
         Some(_) => Ok(()),
-        // Records name their paths, and records are JSON.
+        // Records contain paths below this directory, and records are JSON.
         None => Err(Failure::new(
             Kind::Usage,
-            format!("the data directory {} has a name that is no UTF-8", path.display()),
+            format!("the data directory {} has a path that is not UTF-8", path.display()),
         )
         .hint("choose another: --data DIR")),
     };
@@ -115,7 +116,7 @@ fn prepare(data: &Path) -> Result<PathBuf, Failure> {
         return Err(Failure::new(
             Kind::Denied,
             format!(
-                "the data directory {} belongs to somebody else (user id {})",
+                "the data directory {} belongs to another user (user id {})",
                 data.display(),
                 found.uid()
             ),
@@ -140,7 +141,7 @@ fn unusable(data: &Path, error: io::Error) -> Failure {
     failure.because(error).hint(hint)
 }
 
-/// Makes the layout in an empty directory, migrates an older one, and refuses a newer one.
+/// Creates the layout in an empty directory, migrates an older layout, and refuses a newer one.
 fn check_version(data: &Path, records: &dyn Records) -> Result<(), Failure> {
     let found = match read_version(data) {
         Ok(found) => found,
@@ -174,7 +175,7 @@ fn check_version(data: &Path, records: &dyn Records) -> Result<(), Failure> {
         .hint("use that newer pal, or another directory: --data DIR")),
         _ => Err(Failure::new(
             Kind::Host,
-            format!("{} does not say which layout it has", data.join(VERSION_FILE).display()),
+            format!("{} does not contain a layout version", data.join(VERSION_FILE).display()),
         )
         .hint("choose another directory: --data DIR")),
     }
@@ -187,13 +188,14 @@ fn read_version(data: &Path) -> io::Result<Option<u32>> {
 fn write_version(data: &Path) -> Result<(), Failure> {
     let file = data.join(VERSION_FILE);
     match sys::fd::write_whole(&file, format!("{VERSION}\n").as_bytes()) {
-        // Two that start at the same moment write the same; one of them finds the other's file in place.
+        // Two processes that start at the same time write the same contents; one of them finds the other's file in
+        // place.
         Err(error) if error.kind() != io::ErrorKind::NotFound || !file.exists() => Err(unusable(data, error)),
         _ => Ok(()),
     }
 }
 
-/// Read, or drawn once. Two that start at the same moment agree: the first link wins.
+/// Reads the key, or generates it once. Two processes that start at the same time agree: the first `link` wins.
 fn key(data: &Path) -> io::Result<String> {
     let file = data.join("key");
     match fs::read_to_string(&file) {
@@ -219,7 +221,7 @@ mod tests {
 
     #[test]
     fn upload_tokens_are_keyed_hashes() {
-        // As Python's hmac module computes them.
+        // The expected value was computed with Python's hmac module.
         let template = "abc".parse().unwrap();
         let upload = "4c98f94a7707678a6fdfe16677671ebbc4ea9073ae8fdb680c58c88ade04de29";
         assert_eq!(upload_token("a key", &template, "00FF"), upload);

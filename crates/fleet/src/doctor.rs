@@ -1,4 +1,4 @@
-//! What this host can really do: tried, not guessed.
+//! Examines what this host can do, by trying it.
 
 use std::{
     fs,
@@ -12,30 +12,30 @@ use sys::cgroup::CgroupMounts;
 
 use crate::{Create, ExecRequest, Fleet, Force, blocking::run_blocking};
 
-/// One layer on this host.
+/// The state of one layer on this host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct LayerCheck {
-    /// Which.
+    /// The layer.
     pub layer: Layer,
-    /// Whether a Body can be started on it now.
+    /// Whether `pal` can start a Body on this layer now.
     pub usable: bool,
-    /// What it lacks.
+    /// The reasons why the layer is not usable.
     pub lacks: Vec<String>,
-    /// What it can do; none where this `pal` does not have it.
+    /// The capabilities of the layer's driver; `None` if this `pal` has no driver for it.
     pub capabilities: Option<Capabilities>,
 }
 
-/// All that was found.
+/// The result of all checks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DoctorReport {
-    /// Each thing that was tried.
+    /// One finding for each check.
     pub findings: Vec<DoctorFinding>,
-    /// Each layer.
+    /// The state of each layer.
     pub layers: Vec<LayerCheck>,
 }
 
 impl Fleet {
-    /// Tries what a Body needs by making one, and looks at the rest of this host.
+    /// Creates a Body to check what Bodies need, and examines the rest of the host.
     pub async fn doctor(&self) -> Result<DoctorReport, Failure> {
         let first = run_blocking(namespaces);
         let (body, usable) = try_body(self).await;
@@ -71,7 +71,7 @@ fn examine_host(
     DoctorReport { findings, layers }
 }
 
-/// Makes a Body, runs a command in it, removes it.
+/// Creates a Body, runs a command in it and removes it.
 async fn try_body(fleet: &Fleet) -> (Vec<DoctorFinding>, Result<(), String>) {
     let failed = |failure: &Failure| {
         let causes =
@@ -229,7 +229,7 @@ fn subordinate_ids() -> DoctorFinding {
     }
 }
 
-/// Tools of later use: name, what for, Debian's package.
+/// Optional tools: name, purpose, Debian package.
 const TOOLS: [(&str, &str, &str); 4] = [
     ("git", "workspaces", "git"),
     ("qemu-system-x86_64", "microVMs", "qemu-system-x86"),

@@ -11,11 +11,11 @@ use store::Records;
 
 use crate::vm::Microvms;
 
-/// The layer of a Body whose caller asks for none: the strongest that every host starts at interactive speed. An emulated
-/// microVM is slow, so a caller must ask for it.
+/// The layer of a Body whose caller names none: the strongest layer that every host starts at interactive speed. An
+/// emulated microVM is slow, so a caller must ask for it.
 pub(crate) const DEFAULT_LAYER: Layer = Layer::Process;
 
-/// Makes a driver for a data directory.
+/// A function that creates a driver for a data directory.
 pub type DriverMaker<'a> = &'a dyn Fn(Arc<DriverContext>) -> Arc<dyn Driver>;
 
 /// The drivers of a data directory.
@@ -27,7 +27,7 @@ pub(crate) struct Drivers {
 }
 
 impl Drivers {
-    /// Our own drivers, and those that the caller brings.
+    /// Creates the built-in drivers and those that the caller brings.
     pub fn new(context: Arc<DriverContext>, records: &Arc<dyn Records>, others: &[DriverMaker<'_>]) -> Self {
         let microvms = Arc::new(Microvms::new(context.clone(), records.clone()));
         let mut all: Vec<Arc<dyn Driver>> =
@@ -36,12 +36,12 @@ impl Drivers {
         Self { context, microvms, all }
     }
 
-    /// The driver of a layer, if there is one.
+    /// The driver of a layer, if this `pal` has one.
     pub fn find(&self, layer: Layer) -> Option<&Arc<dyn Driver>> {
         self.all.iter().find(|driver| driver.layer() == layer)
     }
 
-    /// The driver of a layer.
+    /// The driver of a layer. The failure names a layer that this `pal` has.
     pub fn get(&self, layer: Layer) -> Result<&Arc<dyn Driver>, Failure> {
         self.find(layer).ok_or_else(|| {
             Failure::new(Kind::Host, format!("this pal cannot start a Body on layer {layer}"))

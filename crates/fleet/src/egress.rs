@@ -1,11 +1,12 @@
-//! Egress proxies of Bodies: prepared before a Body starts, told to its programs, their decisions taken into the log.
+//! Egress proxies of Bodies: their directories, the environment variables that point programs to them, and the import
+//! of their decisions into the event log.
 //!
-//! The process itself, `pal-egress`, belongs to the Body's supervisor. It writes each decision to a spool before it forwards
-//! a byte; any `pal` takes the spool's lines into the event log: when it reads events, when a Body stops or is removed, in
-//! `gc`, and in `pal serve` every few seconds.
+//! The proxy process, `pal-egress`, belongs to the Body's supervisor. It writes each decision to a spool file before
+//! it forwards a byte. Any `pal` imports the spool's lines into the event log: when it reads events, when a Body stops
+//! or is removed, in `gc`, and in `pal serve` every few seconds.
 //!
-//! Invariant: a line of a spool is one event, also where a `pal` was killed while it took it.
-//! Invariant: the directory of a proxy is removed after its last line is in the log, never before.
+//! Invariant: each line of a spool becomes exactly one event, even if a `pal` is killed while it imports the line.
+//! Invariant: the directory of a proxy is removed only after its last line is in the log.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
@@ -20,7 +21,7 @@ use store::EventQuery;
 
 use crate::{Fleet, Log};
 
-/// Where systems keep the certificates that they trust.
+/// Paths at which distributions keep the bundle of trusted certificates.
 const BUNDLES: &[&str] = &[
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
@@ -29,7 +30,8 @@ const BUNDLES: &[&str] = &[
 ];
 const BUNDLE_LEN_MAX: u64 = 8 << 20;
 
-/// Mirrors of distributions, and why each may be reached. Package managers check the signatures of what comes over plain http.
+/// Mirrors of distributions, each with the reason why it is allowed. Package managers check the signatures of packages
+/// that they fetch over plain http.
 const MIRRORS: &[(&str, &str)] = &[
     ("deb.debian.org:443", "apt"),
     ("deb.debian.org:80+plain", "apt, whose packages are signed"),
@@ -39,19 +41,19 @@ const MIRRORS: &[(&str, &str)] = &[
     ("archive.ubuntu.com:80+plain", "apt of Ubuntu, whose packages are signed"),
     ("security.ubuntu.com:443", "apt of Ubuntu"),
     ("security.ubuntu.com:80+plain", "apt of Ubuntu, whose packages are signed"),
-    ("ports.ubuntu.com:443", "apt of Ubuntu on other processors"),
-    ("ports.ubuntu.com:80+plain", "apt of Ubuntu on other processors, whose packages are signed"),
+    ("ports.ubuntu.com:443", "apt of Ubuntu on other architectures"),
+    ("ports.ubuntu.com:80+plain", "apt of Ubuntu on other architectures, whose packages are signed"),
     ("dl-cdn.alpinelinux.org:443", "apk"),
     ("dl-cdn.alpinelinux.org:80+plain", "apk, whose packages are signed"),
 ];
 
-/// Names that commands of a build may reach by default: registries of packages and mirrors of distributions.
+/// The rules that the commands of a build have by default: package registries and mirrors of distributions.
 pub fn registries() -> Vec<String> {
     let mirrors = MIRRORS.iter().map(|(rule, _)| (*rule).to_owned());
     workspace::registries().into_iter().map(str::to_owned).chain(mirrors).collect()
 }
 
-/// Checks rules before anything is begun.
+/// Checks the syntax of egress rules before any work starts.
 pub fn check_rules(allow: &[String]) -> Result<(), Failure> {
     parse(allow).map(drop)
 }
@@ -62,25 +64,26 @@ fn parse(allow: &[String]) -> Result<Policy, Failure> {
     })
 }
 
-/// The certificates that this host trusts. On a host that has none, programs use those of the Body's own root.
+/// The bundle of certificates that this host trusts. If the host has none, programs use the bundle in the Body's own
+/// root.
 fn find_bundle() -> Option<&'static Path> {
     let fits =
         |path: &&str| fs::metadata(path).is_ok_and(|about| about.is_file() && about.len() <= BUNDLE_LEN_MAX);
     BUNDLES.iter().copied().find(fits).map(Path::new)
 }
 
-/// The egress policy of Bodies that one preparation or build makes, and the denials that they met.
+/// The egress policy for the Bodies of one preparation or build, and the denials that they met.
 #[derive(Debug)]
 pub(crate) struct EgressSession {
-    /// What the Body's spec says of it.
+    /// The policy, as it appears in the spec of each Body.
     pub spec: spec::Egress,
-    /// Denials since it began, each once.
+    /// The denials since the session began, without duplicates.
     pub denied: Vec<EgressDenial>,
-    /// Position of the last event that was looked at.
+    /// Position in the log of the last event that was examined.
     pos: u64,
 }
 
-/// A target that a Body was not let out to.
+/// A target that the egress proxy denied.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct EgressDenial {
     pub to: String,
@@ -93,14 +96,14 @@ impl std::fmt::Display for EgressDenial {
     }
 }
 
-/// The egress proxies of Bodies: their directories, and the decisions that go from there into the log.
+/// Manages the directories of the Bodies' egress proxies and imports their decisions into the log.
 #[derive(Debug, Clone, Copy)]
 pub struct EgressProxies<'a> {
     pub(crate) fleet: &'a Fleet,
 }
 
 impl EgressProxies<'_> {
-    /// A policy of these rules for a Body that is about to be made.
+    /// Opens a session with these rules for a Body that is about to be created.
     pub(crate) fn open_session(&self, allow: Vec<String>) -> Result<EgressSession, Failure> {
         parse(&allow)?;
         Ok(EgressSession {
@@ -110,7 +113,7 @@ impl EgressProxies<'_> {
         })
     }
 
-    /// Makes the directory of a Body's egress proxy, where its spec has a policy.
+    /// Creates the directory of a Body's egress proxy, if the spec has an egress policy.
     pub(crate) fn prepare(&self, spec: &Spec) -> Result<(), Failure> {
         let Some(egress) = &spec.egress else { return Ok(()) };
         parse(&egress.allow)?;
@@ -125,7 +128,7 @@ impl EgressProxies<'_> {
         EgressDir::of(&self.fleet.data, id)
     }
 
-    /// After a Body's end: takes the last decisions of its egress proxy into the log, and removes its directory.
+    /// Imports the last decisions of an ended Body's egress proxy into the log, and removes the proxy's directory.
     pub(crate) fn close(&self, id: &BodyId) -> Result<(), Failure> {
         let dir = self.dir(id);
         if !dir.path().exists() {
@@ -142,7 +145,7 @@ impl EgressProxies<'_> {
         })
     }
 
-    /// Adds the denials since the last time, and gives those that are new.
+    /// Adds the denials since the last call, and returns the new ones.
     pub(crate) fn note_denials(
         &self,
         body: &BodyId,
@@ -169,18 +172,18 @@ impl EgressProxies<'_> {
 }
 
 impl Log {
-    /// Takes the decisions of every egress proxy into the log.
+    /// Imports the decisions of every egress proxy into the log.
     pub fn drain_all_egress(&self) -> Result<(), Failure> {
         EgressDir::bodies(self.data()).iter().try_for_each(|id| self.drain_egress(id))
     }
 
-    /// Takes the decisions of one Body's egress proxy into the log.
+    /// Imports the decisions of one Body's egress proxy into the log.
     pub(crate) fn drain_egress(&self, id: &BodyId) -> Result<(), Failure> {
         let cannot = |error| {
             Failure::new(Kind::Host, format!("cannot read the egress decisions of Body {id}")).because(error)
         };
         let Some(mut drain) = EgressDir::of(self.data(), id).drain().map_err(cannot)? else { return Ok(()) };
-        // A `pal` that was killed may have taken lines that it did not note.
+        // A killed `pal` may have imported lines without saving its position in the spool.
         let Position { mut spool, mut pos } = drain.position();
         for event in self.read(&EventQuery { after: pos, ..EventQuery::of_body(id) })? {
             spool = spool.max(spool_end(&event).unwrap_or(0));
@@ -195,7 +198,7 @@ impl Log {
     }
 }
 
-/// Where a decision of this event ends in the spool; none for other events.
+/// The offset in the spool at which this event's decision ends; `None` for other events.
 fn spool_end(event: &Event) -> Option<u64> {
     match event.decode() {
         DecodedEvent::Known(EventData::NetworkAllowed(NetworkAllowed { spool, .. }))
@@ -205,7 +208,7 @@ fn spool_end(event: &Event) -> Option<u64> {
     }
 }
 
-/// The event of a line whose end in the spool is there.
+/// The event for a spool line that ends at offset `end`.
 fn draft(id: &BodyId, end: u64, line: SpoolLine) -> Draft {
     let decided = std::time::UNIX_EPOCH + std::time::Duration::from_micros(line.at_us);
     let decided_at = Some(store::clock::rfc3339(decided));
@@ -222,7 +225,7 @@ fn draft(id: &BodyId, end: u64, line: SpoolLine) -> Draft {
 }
 
 impl EgressSession {
-    /// Variables by which programs find the proxy and the certificates that this host trusts.
+    /// The environment variables that point programs to the proxy and to the certificates that this host trusts.
     pub(crate) fn env(&self) -> BTreeMap<String, String> {
         let proxy = format!("http://127.0.0.1:{}", proto::guest::EGRESS_PORT);
         let names = [
@@ -239,7 +242,7 @@ impl EgressSession {
         ];
         let mut env: BTreeMap<String, String> =
             names.iter().map(|name| ((*name).to_owned(), proxy.clone())).collect();
-        // A look for a newer version would be denied, and confuse.
+        // The proxy would deny checks for newer versions, and the denials would confuse the user.
         let quiet = [
             ("npm_config_update_notifier", "false"),
             ("PIP_DISABLE_PIP_VERSION_CHECK", "1"),
@@ -247,7 +250,7 @@ impl EgressSession {
             ("DO_NOT_TRACK", "1"),
         ];
         env.extend(quiet.map(|(name, value)| (name.to_owned(), value.to_owned())));
-        // Programs reach a server of the Body itself without the proxy.
+        // Programs reach servers inside the Body without the proxy.
         env.extend(
             ["no_proxy", "NO_PROXY"].map(|name| (name.to_owned(), "localhost,127.0.0.1,::1".to_owned())),
         );

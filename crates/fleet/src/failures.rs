@@ -1,4 +1,4 @@
-//! Errors of the rooms below, as a person or a client meets them.
+//! Converts the errors of lower crates into failures for users and API clients.
 
 use body::{guest::GuestError, ids::IdsError, layers::LayerError, snapshot::SnapshotError};
 use proto::{BodyId, Failure, Kind, guest::StartRefusal};
@@ -6,7 +6,7 @@ use store::{AppendError, ArtifactError, OpenError, ReadError};
 
 pub use body::failure::{dir, process, snapshot};
 
-/// An action that could not be written down.
+/// The event of an action could not be appended.
 pub fn append(error: AppendError) -> Failure {
     let failure = Failure::new(Kind::Host, "cannot write the event, so the action was not taken");
     match error {
@@ -34,12 +34,14 @@ pub fn open(error: OpenError) -> Failure {
 }
 
 pub fn artifact(error: ArtifactError) -> Failure {
-    Failure::new(Kind::Host, "cannot keep the output of the command").because(error).hint("make room: pal gc")
+    Failure::new(Kind::Host, "cannot store the output of the command")
+        .because(error)
+        .hint("make room: pal gc")
 }
 
 pub fn ids(error: IdsError) -> Failure {
     if matches!(error, IdsError::TooFew) {
-        return Failure::new(Kind::Host, "this Body cannot have a root of its own")
+        return Failure::new(Kind::Host, "this Body cannot have a root file system of its own")
             .because(error)
             .hint("install the helpers: apt-get install uidmap")
             .hint(
@@ -47,7 +49,7 @@ pub fn ids(error: IdsError) -> Failure {
             );
     }
     if matches!(error, IdsError::OnlyRoot) {
-        return Failure::new(Kind::Host, "no Body can be made by the host's root in a user namespace")
+        return Failure::new(Kind::Host, "root inside a user namespace cannot create Bodies")
             .because(error)
             .hint("run pal outside of the namespace, or as an ordinary user");
     }
@@ -56,19 +58,19 @@ pub fn ids(error: IdsError) -> Failure {
         .hint("remove Bodies you no longer need: pal rm BODY")
 }
 
-/// A Body that is there, but whose ids are not its own any more.
+/// The host ids of an existing Body are no longer its own.
 pub fn ids_of(body: &BodyId, error: IdsError) -> Failure {
     Failure::new(Kind::Conflict, format!("Body {body} cannot run"))
         .because(error)
         .hint(format!("a copy of it gets ids of its own: pal fork {body}"))
 }
 
-/// A layer that could not be made.
+/// A layer could not be created.
 pub fn layer(error: LayerError) -> Failure {
-    Failure::new(Kind::Host, "cannot make a layer of the template").because(error).hint("make room: pal gc")
+    Failure::new(Kind::Host, "cannot create a layer of the template").because(error).hint("make room: pal gc")
 }
 
-/// A repository that cannot come in, or work that cannot go out.
+/// A repository could not be imported, or a Body's work could not be saved or landed.
 pub fn workspace(doing: &str, error: workspace::WorkspaceError) -> Failure {
     use workspace::{GitError, WorkspaceError};
     let full = error.is_full();
@@ -87,12 +89,12 @@ pub fn workspace(doing: &str, error: workspace::WorkspaceError) -> Failure {
     if full { failure.hint("make room on the disk: pal gc, or pal df to see where it went") } else { failure }
 }
 
-/// What is left of a Body or a snapshot and cannot be removed.
+/// The remains of a Body or a snapshot could not be removed.
 pub fn removal(error: SnapshotError) -> Failure {
-    Failure::new(Kind::Host, "cannot remove what is left").because(error).hint("try again: pal gc")
+    Failure::new(Kind::Host, "cannot remove leftover files").because(error).hint("try again: pal gc")
 }
 
-/// What the guest said, in the words of the command line.
+/// Converts an error of the guest client, with hints for the command line.
 pub fn guest(error: GuestError) -> Failure {
     match error {
         GuestError::Refused { message, reason: Some(StartRefusal::CommandNotFound), .. } => {

@@ -1,11 +1,12 @@
-//! Leases: for how long, for whom and on which terms a Body is kept. A lease is a record.
+//! Leases: how long, for which owner and on which terms a Body is kept. A lease is a record.
 //!
-//! A Body without a lease stays until it is removed. A lease has a deadline and says what becomes of the Body then; the
-//! server reads the deadlines and ends the Bodies that are due.
+//! A Body without a lease stays until it is removed. A lease has a deadline and the action to take then; the server
+//! reads the deadlines and applies those actions.
 //!
-//! Invariant: a leased Body has its lease before it is a Body and until it is none: `kill -9` at any moment leaves no
-//! Body that stays forever against its terms, at most a lease without a Body, which `gc` removes.
-//! Absent on purpose: a clock that ends Bodies. Nothing runs while no server does; the next one ends what fell due.
+//! Invariant: the lease of a leased Body is created before the Body and removed after it. So `kill -9` at any moment
+//! leaves no Body that outlives its terms, at most a lease without a Body, which `gc` removes.
+//! Absent on purpose: a timer that ends Bodies. Deadlines have no effect while no server runs; the next server applies
+//! them.
 
 use std::{
     collections::BTreeMap,
@@ -26,52 +27,52 @@ use crate::{
     records::{LEASES, key_of},
 };
 
-/// The timeout of a lease that has no end.
+/// The timeout of a lease without a deadline.
 const ENDLESS: u64 = u64::MAX;
 
-/// On which terms a Body is kept.
+/// The terms on which a Body is kept.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lease {
-    /// The key that asked for it.
+    /// The API key that created the Body.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
-    /// The template as it was asked for, where that is another word for what the spec says.
+    /// The name of the template in the request, if it differs from the one in the spec.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub alias: Option<String>,
-    /// When it ends or is paused, in milliseconds since 1970; none while it is paused.
+    /// The deadline, in milliseconds since 1970; `None` while the Body is paused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline_ms: Option<u64>,
-    /// How far ahead the deadline was set last.
+    /// The timeout that set the deadline last.
     pub timeout_ms: u64,
-    /// What becomes of it then.
+    /// The action at the deadline.
     pub then: Then,
-    /// Whether a request to a port of it lets it go on.
+    /// Whether a request to a port of the paused Body resumes it.
     #[serde(default)]
     pub auto_resume: bool,
-    /// Whether such a request did: then it is not ended while it is in use.
+    /// Whether such a request has resumed it; then the server does not end the Body while it is in use.
     #[serde(default)]
     pub resumed_by_traffic: bool,
-    /// How it is paused, if it is.
+    /// The way in which it is paused, if it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub paused: Option<Rest>,
-    /// When its guest was started or let go on last, RFC 3339.
+    /// When the guest was last started or resumed, RFC 3339.
     pub since: String,
-    /// What its owner wrote on it.
+    /// The metadata that the owner gave.
     #[serde(default)]
     pub metadata: BTreeMap<String, String>,
-    /// The network as it was asked for, in the words of the surface that was asked.
+    /// The network options of the request, in the JSON of the API that received it.
     #[serde(default, skip_serializing_if = "Value::is_null")]
     pub network: Value,
-    /// What callers of its ports must send; none lets everybody in.
+    /// The token that requests to its ports must carry; `None` if they need none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub traffic_token: Option<String>,
-    /// What tells two requests for the same Body from two for two.
+    /// The idempotency key of the request that created the Body.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request: Option<String>,
 }
 
 impl Lease {
-    /// A lease that ends in `timeout`.
+    /// Creates a lease with a deadline `timeout` from now.
     pub fn new(timeout: Duration, then: Then) -> Self {
         Self {
             owner: None,
@@ -90,7 +91,7 @@ impl Lease {
         }
     }
 
-    /// A lease that ends when its Body is removed.
+    /// Creates a lease that lasts until the Body is removed.
     pub fn endless() -> Self {
         Self { deadline_ms: None, timeout_ms: ENDLESS, ..Self::new(Duration::ZERO, Then::Kill) }
     }
@@ -101,7 +102,7 @@ impl Lease {
         self.timeout_ms = timeout.as_millis() as u64;
     }
 
-    /// Whether its deadline is over.
+    /// Whether the deadline has passed.
     pub fn is_due(&self) -> bool {
         self.deadline_ms.is_some_and(|deadline| deadline <= now_ms())
     }
@@ -116,7 +117,7 @@ fn after(timeout: Duration) -> u64 {
     now_ms().saturating_add(timeout.as_millis() as u64)
 }
 
-/// The leases of all Bodies.
+/// Reads and changes the leases of all Bodies.
 #[derive(Debug, Clone, Copy)]
 pub struct Leases<'a> {
     fleet: &'a Fleet,
@@ -134,15 +135,15 @@ impl Leases<'_> {
         self.fleet.table(LEASES)
     }
 
-    /// The terms on which a Body is kept; none for one that stays until it is removed.
+    /// The lease of a Body; `None` for a Body that stays until it is removed.
     pub fn get(&self, id: &BodyId) -> Result<Option<Lease>, Failure> {
         Ok(self.table().get(&key(id)?)?.map(|record| record.value))
     }
 
-    /// All Bodies that have a lease, by id.
+    /// The leases of all Bodies that exist, by id.
     pub fn all(&self) -> Result<Vec<(BodyId, Lease)>, Failure> {
         let records = self.table().list(None)?.records;
-        // A Body that is being made has a lease already, and one that is being removed has it still.
+        // A Body that is being created already has a lease, and a Body that is being removed still has one.
         let leases = records.into_iter().filter_map(|record| {
             let id: BodyId = record.key.as_str().parse().ok()?;
             self.fleet.body_path(&id).join("spec.json").exists().then_some((id, record.value))
@@ -150,8 +151,8 @@ impl Leases<'_> {
         Ok(leases.collect())
     }
 
-    /// Changes the terms of a Body that has some, and returns the new ones. The change is an event first; where another
-    /// process changes the same lease meanwhile, `change` runs again on the newer terms, with an event of its own.
+    /// Changes the lease of a Body and returns the new one. The event comes before the change. If another process
+    /// changes the lease meanwhile, `change` runs again on the newer lease, with an event of its own.
     pub fn change(&self, id: &BodyId, mut change: impl FnMut(&mut Lease)) -> Result<Lease, Failure> {
         let changed = self.table().change(&key(id)?, |found| {
             let Some(before) = found else { return Ok(None) };
@@ -172,25 +173,25 @@ impl Leases<'_> {
         })
     }
 
-    /// Appends the event that a Body's time is over; what follows has events of its own.
+    /// Appends the event that a Body's deadline has passed. The action that follows has its own events.
     pub fn note_expired(&self, id: &BodyId, lease: &Lease) -> Result<(), Failure> {
         self.fleet.write(id, BodyExpired { deadline_ms: lease.deadline_ms, then: lease.then })
     }
 
-    /// Stores the lease of a Body that is being made.
+    /// Stores the lease of a Body that is being created.
     pub(crate) fn create(&self, id: &BodyId, lease: &Lease) -> Result<(), Failure> {
         self.table().create(&key(id)?, lease)?;
         Ok(())
     }
 
-    /// A Body is gone. A lease that cannot be removed now is removed by `gc`.
+    /// Removes the lease of a removed Body. If that fails, `gc` removes it later.
     pub(crate) fn forget(&self, id: &BodyId) {
         let _ = key(id).map(|key| self.table().remove(&key));
     }
 
-    /// A Body is about to be paused or stopped: it has no deadline until it goes on. This comes first, so that a `pal`
-    /// that is killed in between leaves a Body that is paused later, and never one that is removed at a deadline it
-    /// should not have.
+    /// Clears the deadline of a Body that is about to be paused or stopped. This comes first: a `pal` that is killed
+    /// in between leaves a Body that the next server pauses, never a paused Body that a server removes at its old
+    /// deadline.
     pub(crate) fn note_paused(&self, id: &BodyId, how: Rest) -> Result<(), Failure> {
         self.change_if_leased(id, |lease| {
             lease.paused = Some(how);
@@ -199,7 +200,7 @@ impl Leases<'_> {
         })
     }
 
-    /// A Body is about to go on: its time begins anew.
+    /// Sets a new deadline for a Body that is about to continue.
     pub(crate) fn note_resumed(&self, id: &BodyId) -> Result<(), Failure> {
         self.change_if_leased(id, |lease| {
             lease.paused = None;
@@ -217,7 +218,7 @@ impl Leases<'_> {
         }
     }
 
-    /// Bodies that have a lease and no directory: whoever removed or made them was killed.
+    /// Bodies that have a lease and no directory: the process that created or removed them was killed.
     pub(crate) fn orphans(&self) -> Result<Vec<BodyId>, Failure> {
         let records = self.table().list(None)?.records;
         let ids = records.into_iter().filter_map(|record| record.key.as_str().parse().ok());
@@ -229,7 +230,8 @@ fn key(id: &BodyId) -> Result<RecordKey, Failure> {
     key_of([id.as_str()])
 }
 
-/// What events say of a lease: no token, and no network object, which may hold a proxy's password.
+/// The public part of a lease for events: without the token, and without the network options, which may contain a
+/// proxy's password.
 impl From<&Lease> for LeaseTerms {
     fn from(lease: &Lease) -> Self {
         let Lease {

@@ -1,12 +1,12 @@
-//! All Bodies of this machine: create, find, use, fork, end. The one writer of Body events.
+//! All Bodies of this host: create, find, use, fork, end. The only writer of Body events.
 //!
-//! Invariant: an action that changes a Body is written to the log before it takes effect; one that cannot be
-//! written does not happen. The end of a Body of a run is decided when it is made: it ends with its last command or
-//! with its maker, whichever is first, and that it has is written when it has.
-//! Invariant: whoever changes a Body's life holds the lock in its directory.
-//! Invariant: an async function here waits for the disk or the kernel only in `blocking::run_blocking`, so that it holds
-//! up no other task of a server; every other function may block its thread.
-//! Absent on purpose: environment variables, printing, the user's home. The caller brings all of it.
+//! Invariant: the event of an action that changes a Body is appended before the action takes effect; if that fails,
+//! the action does not happen. One exception: a `pal run` Body ends with its command or with the `pal` that created
+//! it, whichever comes first, and `body.removed` is appended at that time.
+//! Invariant: a process that changes the state of a Body holds the lock in its directory.
+//! Invariant: an async function here blocks on the disk or the kernel only in `blocking::run_blocking`, so that it
+//! delays no other task of a server; every other function may block its thread.
+//! Absent on purpose: environment variables, printing, the user's home. The caller passes everything in.
 
 mod access;
 mod blocking;
@@ -99,44 +99,44 @@ pub use workspace::{
 #[derive(Debug)]
 pub struct Fleet {
     data: PathBuf,
-    /// What tokens are made of.
+    /// The secret from which tokens are derived.
     key: String,
     log: Log,
-    /// Opened when they are first used.
+    /// The records; their database is opened at first use.
     records: Arc<dyn Records>,
     launch_context: Arc<LaunchContext>,
     supervisors: Supervisors,
-    /// Guests that commands were run by, and connections to them.
+    /// Guests that this process has observed, and idle connections to them.
     connections: exec::GuestConnections,
-    /// Templates that are being built.
+    /// The builds of this process.
     jobs: templates::BuildJobs,
-    /// How each layer makes Bodies.
+    /// The driver of each layer.
     drivers: Drivers,
-    /// Bodies that wait, for a caller that stays.
+    /// Running Bodies without an owner, for a long-lived process that creates many.
     pool: Option<Pool>,
-    /// Locks of Bodies of steps, held for as long as this process works at them.
+    /// The locks of the Bodies of build steps, held while this process uses them.
     steps: step_locks::StepLocks,
 }
 
 impl Fleet {
-    /// Opens the data directory, and makes it if need be.
+    /// Opens the data directory, and creates it if necessary.
     pub fn open(config: FleetConfig) -> Result<Fleet, Failure> {
         data::open(config, Prestart::None, &[])
     }
 
-    /// Opens the data directory for a caller that makes a Body at once: the fleet starts its launcher before it opens the
+    /// Opens the data directory for a caller that creates one Body at once. Starts the launcher before it opens the
     /// rest.
     pub fn open_to_create(config: FleetConfig) -> Result<Fleet, Failure> {
         data::open(config, Prestart::Once, &[])
     }
 
-    /// The same for a caller that will make one Body after another: there is always a launcher ahead, and after two
-    /// Bodies alike a third.
+    /// Opens the data directory for a server. Always keeps a launcher ready, and a pool of Bodies for templates that
+    /// are used repeatedly.
     pub fn open_to_serve(config: FleetConfig) -> Result<Fleet, Failure> {
         data::open(config, Prestart::Always, &[])
     }
 
-    /// Opens the data directory with drivers of further layers.
+    /// Opens the data directory with additional drivers.
     pub fn open_with(config: FleetConfig, drivers: &[DriverMaker<'_>]) -> Result<Fleet, Failure> {
         data::open(config, Prestart::None, drivers)
     }
@@ -151,12 +151,12 @@ impl Fleet {
         &self.data
     }
 
-    /// Where a Body is.
+    /// The directory of a Body.
     fn body_path(&self, id: &BodyId) -> PathBuf {
         self.data.join("bodies").join(id.as_str())
     }
 
-    /// What callers of that Body's guest must send.
+    /// The token that requests to this Body's guest must carry.
     pub fn token(&self, id: &BodyId) -> String {
         self.drivers.context.token(id)
     }
@@ -229,7 +229,7 @@ impl Fleet {
         BodyFiles { fleet: self }
     }
 
-    /// The guests of Bodies, for callers that speak with them directly.
+    /// The access to guests for callers that connect to them directly.
     pub fn access(&self) -> GuestAccess<'_> {
         GuestAccess { fleet: self }
     }

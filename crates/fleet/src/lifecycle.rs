@@ -1,4 +1,4 @@
-//! Finding, starting, pausing and ending Bodies.
+//! Finds, starts, pauses, stops and removes Bodies.
 
 use std::{fs, io, time::Duration};
 
@@ -18,50 +18,50 @@ use proto::{
 
 use crate::{BodyView, Discard, Fleet, Rest, Status, blocking::run_blocking, failures, shutdown_wait};
 
-/// Whether a Body that runs may be removed.
+/// Whether a running Body may be removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Force {
-    /// It is ended first.
+    /// It may: its processes are killed first.
     Yes,
-    /// It is not.
+    /// It may not.
     No,
 }
 
-/// Beyond the grace that processes get, before a guest that does not end is killed.
+/// Extra time for the guest after the grace period of its processes; then the guest is killed.
 const GUEST_PATIENCE: Duration = Duration::from_secs(2);
 
-/// What a command must know of a Body before it is asked for.
+/// The facts about a Body that starting a command needs.
 pub(crate) struct ExecTarget {
-    /// Which layer holds it.
+    /// The layer of the Body.
     pub layer: Layer,
-    /// How much of its output is kept.
+    /// The Body's output limit, in bytes.
     pub output_max: u64,
-    /// Where it runs, if this process made it and ends it itself. It is not looked up then: if it is gone, the connection to
-    /// its guest says so.
+    /// The Body's processes, if this process created the Body and ends it itself. Then no lookup is needed: if the
+    /// Body is gone, the connection to its guest fails.
     pub running: Option<RunRecord>,
 }
 
 impl Fleet {
-    /// All Bodies, oldest first. What is half made or half removed is not one.
+    /// All Bodies, oldest first. Skips directories of Bodies that are being created or removed.
     pub fn list(&self) -> Result<Vec<BodyView>, Failure> {
         let mut views: Vec<BodyView> = self.ids()?.iter().filter_map(|id| self.view(id).ok()).collect();
         views.sort_by(|a, b| (&a.spec.created_at, a.id()).cmp(&(&b.spec.created_at, b.id())));
         Ok(views)
     }
 
-    /// Ids of all that has a directory; some may be half made or half removed.
+    /// The ids of all directories of Bodies; some of these Bodies may be only partly created or removed.
     pub fn ids(&self) -> Result<Vec<BodyId>, Failure> {
         let entries = fs::read_dir(self.data.join("bodies"))
             .map_err(|error| Failure::new(Kind::Host, "cannot list the Bodies").because(error))?;
         Ok(entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
     }
 
-    /// How many Bodies there are; less work than a list.
+    /// The number of Bodies; costs less than [`Fleet::list`].
     pub fn count(&self) -> Result<usize, Failure> {
         Ok(self.ids()?.iter().filter(|id| self.body_path(id).join("spec.json").exists()).count())
     }
 
-    /// By whole id or by a prefix that only one Body has.
+    /// Finds a Body by its whole id or by a prefix that only one Body has.
     pub fn find(&self, key: &str) -> Result<BodyView, Failure> {
         let shown = proto::text::visible(key);
         let unknown =
@@ -81,7 +81,7 @@ impl Fleet {
         }
     }
 
-    /// A Body that is there, seen as it is now.
+    /// Returns the current view of an existing Body.
     pub fn view(&self, id: &BodyId) -> Result<BodyView, Failure> {
         let dir = self.dir(id)?;
         let spec = dir.spec().map_err(|error| failures::dir(id, error))?;
@@ -105,7 +105,7 @@ impl Fleet {
         if dir.path().is_dir() { Ok(dir) } else { Err(no_such_body(id)) }
     }
 
-    /// Takes a Body's lock, or says that somebody has it.
+    /// Takes a Body's lock. Fails if another process keeps it.
     pub(crate) fn lock_body(&self, id: &BodyId) -> Result<(BodyDir, Spec, BodyLock), Failure> {
         let dir = self.dir(id)?;
         let deadline = std::time::Instant::now() + Duration::from_secs(10);
@@ -131,7 +131,7 @@ impl Fleet {
             }
         };
         let spec = dir.spec().map_err(|error| match error {
-            // It was removed while we waited for its lock.
+            // The Body was removed while this process waited for its lock.
             body::dir::DirError::Read { source, .. } if source.kind() == io::ErrorKind::NotFound => {
                 no_such_body(id)
             }
@@ -141,19 +141,19 @@ impl Fleet {
         Ok((dir, spec, lock))
     }
 
-    /// Resumes a Body whose snapshot was being taken by a `pal` that was killed. The caller holds the Body's lock.
+    /// Resumes a Body that a killed `pal` had frozen to take a snapshot. The caller holds the Body's lock.
     pub(crate) fn thaw_interrupted_save(&self, dir: &BodyDir) -> Result<(), Failure> {
         body::process_driver::thaw_interrupted_save(dir)
     }
 
-    /// The guest of a Body that runs.
+    /// A client for the guest of a running Body.
     pub(crate) fn guest(&self, id: &BodyId) -> GuestClient {
         GuestClient::new(&self.body_path(id), self.token(id))
     }
 
-    /// What a command must know of a Body.
+    /// Collects the facts about a Body that starting a command needs.
     pub(crate) fn exec_target(&self, id: &BodyId) -> Result<ExecTarget, Failure> {
-        // Its spec never changes; where and whether it runs may.
+        // A Body's spec never changes, so it can be cached; its processes may change.
         let known = |spec: &Spec, running: Option<RunRecord>| ExecTarget {
             layer: spec.layer,
             output_max: spec.limits.output.0,
@@ -166,12 +166,12 @@ impl Fleet {
         Ok(known(&spec, None))
     }
 
-    /// Where a Body runs, or why it does not.
+    /// The processes of a running Body; fails if it does not run, and says why.
     pub(crate) fn running(&self, id: &BodyId) -> Result<RunRecord, Failure> {
         let dir = self.dir(id)?;
         let mut condition = dir.condition().map_err(|error| failures::dir(id, error))?;
         if matches!(condition, ProcessState::Paused(_)) && dir.is_held() {
-            // Only for as long as its snapshot is being taken; who has the lock is waited for.
+            // Another process has frozen the Body to take a snapshot. Taking the lock waits for its end.
             drop(self.lock_body(id)?);
             condition = dir.condition().map_err(|error| failures::dir(id, error))?;
         }
@@ -195,7 +195,7 @@ impl Fleet {
         }
     }
 
-    /// Starts a Body that does not run, or is about to end.
+    /// Starts a Body that does not run, or that is about to end.
     pub async fn start(&self, id: &BodyId) -> Result<BodyView, Failure> {
         let (dir, spec, _lock) = run_blocking(|| self.lock_body(id))?;
         match dir.condition().map_err(|error| failures::dir(id, error))? {
@@ -211,7 +211,7 @@ impl Fleet {
         self.creator().await_template_start(view).await
     }
 
-    /// Starts a Body whose last guest has ended. The caller has its lock.
+    /// Starts a Body whose last guest has ended. The caller holds the Body's lock.
     fn start_ended(&self, id: &BodyId, dir: &BodyDir, spec: &Spec) -> Result<BodyView, Failure> {
         if spec.life == Life::Run {
             return Err(Failure::new(
@@ -223,24 +223,24 @@ impl Fleet {
         if let Some(mut supervisor) = self.supervisors.take(id) {
             supervisor.reap();
         }
-        // It may have died with unsaved work.
+        // The last guest may have died before its work was saved.
         self.workspaces().save_if_possible(spec)?;
         self.reclaim_ids(spec)?;
         let recipe =
             self.driver(spec)?.prepare(spec, self.templates().rootfs_stack(spec)?, &Origin::Files)?;
-        // Two overlays must not share an upper.
+        // Two overlay mounts must not share an upper directory.
         if let Some(last) = dir.running().map_err(|error| failures::dir(id, error))? {
             process::wait_unmounted(&last);
         }
         dir.clear_run_files().map_err(|error| {
-            Failure::new(Kind::Host, "cannot forget the Body's last guest").because(error)
+            Failure::new(Kind::Host, "cannot remove the records of the Body's last guest").because(error)
         })?;
         self.leases().note_resumed(id)?;
         self.creator().start_again(dir, spec, &*recipe)?;
         self.view(id)
     }
 
-    /// Makes sure that the host ids of a Body that is about to run are nobody else's.
+    /// Makes sure that no other Body uses the host ids of a Body that is about to run.
     pub(crate) fn reclaim_ids(&self, spec: &Spec) -> Result<(), Failure> {
         ids::claim_again(&self.data, &spec.id, &spec.ids).map_err(|error| failures::ids_of(&spec.id, error))
     }
@@ -250,17 +250,17 @@ impl Fleet {
         self.drivers.get(spec.layer).map(|driver| &**driver)
     }
 
-    /// Where the writes of a Body are, if they are plain files.
+    /// The directory of a Body's writes, if they are plain files.
     pub(crate) fn upper_path(&self, id: &BodyId) -> std::path::PathBuf {
         self.body_path(id).join("disk/upper")
     }
 
-    /// A copy of a Body's repositories and home, where its upper is not plain files.
+    /// A copy of a Body's repositories and home, if its upper is a disk image and not plain files.
     pub(crate) fn copy_upper(&self, spec: &Spec) -> Result<Option<UpperCopy>, Failure> {
         self.driver(spec)?.copy_upper(&BodyDir::at(self.body_path(&spec.id)), spec)
     }
 
-    /// Stops every process of a Body where it stands.
+    /// Freezes every process of a Body.
     pub async fn pause(&self, id: &BodyId) -> Result<BodyView, Failure> {
         run_blocking(|| {
             let (dir, spec, _lock) = self.lock_body(id)?;
@@ -296,7 +296,7 @@ impl Fleet {
             if let ProcessState::Paused(running) =
                 dir.condition().map_err(|error| failures::dir(id, error))?
             {
-                // Its guest must run to take part.
+                // The guest takes part in saving the memory, so it must run.
                 driver.resume(&running)?;
             }
             let running = self.running(id)?;
@@ -310,7 +310,7 @@ impl Fleet {
         })
     }
 
-    /// Lets every process of a paused or suspended Body go on.
+    /// Resumes every process of a paused or suspended Body.
     pub async fn resume(&self, id: &BodyId) -> Result<BodyView, Failure> {
         let (dir, spec, _lock) = run_blocking(|| self.lock_body(id))?;
         match dir.condition().map_err(|error| failures::dir(id, error))? {
@@ -387,7 +387,7 @@ impl Fleet {
             ProcessState::Running(running) | ProcessState::Paused(running) => {
                 self.end_guest(dir, spec, running, patience)?
             }
-            // Its memory is given up, its files are the Body's own.
+            // The saved memory is discarded; the Body keeps its files.
             ProcessState::Stopped | ProcessState::Dead(_) | ProcessState::Interrupted => {
                 drop_suspended_memory(dir)?
             }
@@ -395,10 +395,12 @@ impl Fleet {
         if let Some(mut supervisor) = self.supervisors.take(id) {
             supervisor.reap();
         }
-        // A Body that was stopped is stopped, also when its guest had to be killed for it.
+        // The Body counts as stopped even if its guest had to be killed, so the records of the guest's end are
+        // removed.
         if dir.path().exists() {
-            dir.clear_run_files()
-                .map_err(|error| Failure::new(Kind::Host, "cannot forget the Body's guest").because(error))?;
+            dir.clear_run_files().map_err(|error| {
+                Failure::new(Kind::Host, "cannot remove the records of the Body's guest").because(error)
+            })?;
         }
         self.log.drain_egress(id)?;
         self.workspaces().save_if_possible(spec)?;
@@ -421,13 +423,13 @@ impl Fleet {
         Ok(())
     }
 
-    /// Removes a Body and its files. One that runs needs [`Force::Yes`]. Work in its repositories is saved first; one
-    /// whose work cannot be saved stays.
+    /// Removes a Body and its files. A running Body needs [`Force::Yes`]. Saves the work in its repositories first; if
+    /// that fails, the Body stays.
     pub async fn remove(&self, id: &BodyId, force: Force) -> Result<(), Failure> {
         self.remove_with(id, force, Discard::No).await
     }
 
-    /// The same, where work that cannot be saved may be given up.
+    /// Removes a Body and its files. With [`Discard::Yes`], removes it even if its work cannot be saved.
     pub async fn remove_with(&self, id: &BodyId, force: Force, discard: Discard) -> Result<(), Failure> {
         run_blocking(|| {
             self.connections.forget(id);
@@ -441,7 +443,7 @@ impl Fleet {
             let (dir, spec, lock) = match self.lock_body(id) {
                 Ok(locked) => locked,
                 Err(failure) => {
-                    // A Body that lived by our tether and ended with it.
+                    // The Body ended with its supervisor handle, which this process owns.
                     if let Some(mut held) = held {
                         held.supervisor.reap();
                     }
@@ -462,7 +464,7 @@ impl Fleet {
             };
             let keeps_home = spec.home.as_ref().is_some_and(|home| home.name.is_some());
             if !spec.workspaces.is_empty() || keeps_home || spec.egress.is_some() {
-                // No process of it runs any more when its work and its egress decisions are read for the last time.
+                // The Body's processes are killed before its work and its egress decisions are read for the last time.
                 if let Some(running) = running {
                     self.write(id, BodyStopped { grace_ms: 0 })?;
                     self.driver(&spec)?.kill_synced(&dir, &spec, running)?;
@@ -470,8 +472,9 @@ impl Fleet {
                 let kept = self.homes().keep(&spec);
                 if discard == Discard::No {
                     kept.map_err(|failure| {
-                        failure
-                            .hint(format!("its files are still there; give them up: pal rm --discard {id}"))
+                        failure.hint(format!(
+                            "its files are still there; to discard them: pal rm --discard {id}"
+                        ))
                     })?;
                     self.workspaces().save_before_removal(&spec)?;
                 }
@@ -484,7 +487,7 @@ impl Fleet {
             }
             self.remove_files(&dir, &spec)?;
             match (held, running) {
-                // It takes the mounts down in its own time; whoever made it waits for that at the end.
+                // The supervisor unmounts the Body's file systems meanwhile; this process reaps it later.
                 (Some(held), _) => self.supervisors.reap_later(held.supervisor),
                 (None, Some(running)) => process::wait_unmounted(running),
                 (None, None) => {}
@@ -494,45 +497,46 @@ impl Fleet {
         })
     }
 
-    /// Ends a Body that hangs by our own tether; its keeper clears it away.
+    /// Removes a `pal run` Body of this process: its supervisor ends it and removes its files.
     fn remove_owned(&self, id: &BodyId, held: crate::OwnedBody) -> Result<(), Failure> {
         let crate::OwnedBody { mut supervisor, spec, recorded, .. } = held;
         if !recorded {
             self.write(id, BodyRemoved { by: None, discarded: false })?;
         }
         supervisor.terminate();
-        // While the keeper is at work.
+        // This runs while the supervisor cleans up.
         self.log.tidy()?;
         supervisor.wait_cleanup();
         self.supervisors.reap_later(supervisor);
         let dir = BodyDir::at(self.body_path(id));
         if dir.path().exists() {
-            // The keeper was killed, or the guest had ended before.
+            // The supervisor was killed, or the guest had ended before.
             self.remove_files(&dir, &spec)?;
         }
         self.egress().close(id)?;
         self.snapshots().drop_unused(&spec)
     }
 
-    /// What is left of a Body whose processes are gone.
+    /// Removes the files of a Body whose processes have ended.
     pub(crate) fn remove_files(&self, dir: &BodyDir, spec: &Spec) -> Result<(), Failure> {
         if dir.path().exists() {
             let failed = || format!("cannot remove the files of Body {}", spec.id);
-            // From here on it is no Body any more, whatever becomes of us; `gc` then does the rest.
+            // From here on it counts as removed, even if this process is killed; then `gc` removes the rest.
             dir.unpublish().map_err(|error| Failure::new(Kind::Host, failed()).because(error))?;
             match dir.running() {
-                // Where its keeper was killed, nobody has ended its guest yet.
+                // If the supervisor was killed, the guest may still run.
                 Ok(Some(running)) => self.driver(spec)?.kill(dir, &running)?,
                 _ => body::groups::remove_cgroups_by_name(&spec.id),
             }
             self.egress().close(&spec.id)?;
-            // What the Body wrote goes first: whoever goes on after us needs to know its ids for that.
+            // The Body's writes are removed first: if this process is killed, `gc` still finds the host ids in the
+            // draft of the spec.
             for path in [&*dir.path().join("disk"), dir.path()] {
                 body::snapshot::remove(&self.launch_context.programs, &spec.ids, path)
                     .map_err(|error| Failure::new(Kind::Host, failed()).because(error))?;
             }
         }
-        // Last: a Body whose lease is gone would stay until somebody removes it.
+        // The lease goes last: a Body without a lease would stay until a user removes it.
         self.leases().forget(&spec.id);
         ids::release(&self.data, &spec.ids, &spec.id);
         self.steps.release(&spec.id);
@@ -550,23 +554,22 @@ fn drop_suspended_memory(dir: &BodyDir) -> Result<(), Failure> {
     })
 }
 
-/// What cannot be done before it goes on.
+/// The failure of an operation that needs the Body resumed first.
 pub(crate) fn paused_failure(id: &BodyId) -> Failure {
-    Failure::new(Kind::Conflict, format!("Body {id} is paused"))
-        .hint(format!("let it go on: pal resume {id}"))
+    Failure::new(Kind::Conflict, format!("Body {id} is paused")).hint(format!("resume it: pal resume {id}"))
 }
 
 fn paused_already(id: &BodyId) -> Failure {
     Failure::new(Kind::Conflict, format!("Body {id} is paused already"))
-        .hint(format!("let it go on: pal resume {id}"))
+        .hint(format!("resume it: pal resume {id}"))
 }
 
-/// A Body that does not exist.
+/// The failure of an operation on a Body that does not exist.
 pub(crate) fn no_such_body(id: &BodyId) -> Failure {
     Failure::new(Kind::NotFound, format!("there is no Body {id}")).hint("list them: pal ls")
 }
 
-/// Why a guest is gone, in words.
+/// Describes why a guest has ended.
 pub fn describe_end(end: &GuestEnd) -> String {
     match end {
         GuestEnd::Exit { code } => match proto::vm::EXITS.iter().find(|(known, _)| known == code) {
@@ -578,7 +581,7 @@ pub fn describe_end(end: &GuestEnd) -> String {
         GuestEnd::Timeout => "its time limit was over".into(),
         GuestEnd::Disk => "it wrote more than its disk limit".into(),
         GuestEnd::Inodes => "it made more files and directories than its inode limit".into(),
-        GuestEnd::Owner => "the pal that made it ended".into(),
-        GuestEnd::Unknown => "its guest was killed together with its keeper".into(),
+        GuestEnd::Owner => "the pal that created it ended".into(),
+        GuestEnd::Unknown => "its guest was killed together with its supervisor".into(),
     }
 }

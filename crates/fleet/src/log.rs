@@ -1,7 +1,7 @@
 //! The event log of a data directory, as the fleet and its callers use it.
 //!
-//! Invariant: an event about a Body goes to that Body's chain; every other event goes to the node's.
-//! Invariant: decisions of egress proxies that wait in a spool are taken into the log before a caller reads it.
+//! Invariant: an event about a Body goes to that Body's chain; every other event goes to the node's chain.
+//! Invariant: the decisions of egress proxies that wait in a spool are imported into the log before a caller reads it.
 
 use std::{
     path::{Path, PathBuf},
@@ -19,7 +19,7 @@ use crate::failures;
 pub struct Log {
     data: PathBuf,
     durability: Durability,
-    /// Opened when it is first needed.
+    /// The store, opened at first use.
     store: OnceLock<Store>,
 }
 
@@ -33,7 +33,7 @@ impl Log {
         &self.data
     }
 
-    /// Opens the log, and creates it where there is none.
+    /// Opens the log, and creates it if there is none.
     pub(crate) fn open(&self) -> Result<(), Failure> {
         self.store().map(drop)
     }
@@ -50,7 +50,7 @@ impl Log {
         Ok(self.store()?)
     }
 
-    /// Output that is too long for an event.
+    /// The store of artifacts, for output that is too long for an event.
     pub(crate) fn artifacts(&self) -> Result<&dyn Artifacts, Failure> {
         Ok(self.store()?)
     }
@@ -60,7 +60,7 @@ impl Log {
         self.append_all([draft])
     }
 
-    /// Appends events about one Body, or all about none, so that they become visible together; gives the last one.
+    /// Appends events, all about the same Body or all about none, in one transaction. Returns the last one.
     pub(crate) fn append_all(&self, drafts: impl IntoIterator<Item = Draft>) -> Result<Event, Failure> {
         let drafts: Vec<Draft> = drafts.into_iter().collect();
         let body = drafts.first().and_then(|draft| draft.body.clone());
@@ -79,18 +79,18 @@ impl Log {
             .ok_or_else(|| Failure::new(Kind::Internal, "an event was not written"))
     }
 
-    /// Appends an event that is about no Body.
+    /// Appends an event that is not about a Body.
     pub fn note(&self, data: impl Into<EventData>) -> Result<(), Failure> {
         self.append(Draft::new(data)).map(drop)
     }
 
-    /// Events behind position `after`, in the order of storing, at most `limit`.
+    /// Returns at most `limit` events after position `after`, in the order in which they were stored.
     pub fn events(&self, after: u64, body: Option<&BodyId>, limit: usize) -> Result<Vec<Event>, Failure> {
         self.follow(after, body, limit, Duration::ZERO)
     }
 
-    /// Events behind position `after`, in the order of storing, at most `limit`. Where there are none yet, waits for
-    /// them, at most so long.
+    /// Returns at most `limit` events after position `after`, in the order in which they were stored. If there are
+    /// none yet, waits for them up to the given time.
     pub fn follow(
         &self,
         after: u64,
@@ -98,7 +98,7 @@ impl Log {
         limit: usize,
         wait: Duration,
     ) -> Result<Vec<Event>, Failure> {
-        // Where the log cannot be written, the lines wait in their spool, and the log can still be read.
+        // If the log cannot be written, the decisions stay in their spool, and reading the log still works.
         let _ = match body {
             Some(body) => self.drain_egress(body),
             None => self.drain_all_egress(),
@@ -107,7 +107,7 @@ impl Log {
         self.events_store()?.follow(&query, wait).map_err(failures::read)
     }
 
-    /// Events that are in the log already. The cost follows the events found where the query names a Body.
+    /// Returns events that are in the log. For one Body, the cost depends on the number of events found.
     pub fn read(&self, query: &EventQuery) -> Result<Vec<Event>, Failure> {
         self.events_store()?.read(query).map_err(failures::read)
     }
@@ -117,17 +117,17 @@ impl Log {
         self.events_store()?.last_pos().map_err(failures::read)
     }
 
-    /// Seals the chains that changed, if the last seal is old. A process that stays calls this now and then.
+    /// Seals the changed chains if the last seal is old. A long-lived process calls this from time to time.
     pub fn seal(&self) -> Result<(), Failure> {
         self.events_store()?.seal(SEAL_EVERY).map(drop).map_err(failures::append)
     }
 
-    /// Looks at the whole log.
+    /// Verifies the whole log.
     pub fn verify(&self) -> Result<LogVerdict, Failure> {
         self.events_store()?.verify().map_err(failures::read)
     }
 
-    /// Does what makes the next open cheap, if much was written.
+    /// Writes the WAL back into the database if it has grown, so that the next open is cheap.
     pub(crate) fn tidy(&self) -> Result<(), Failure> {
         self.store()?.tidy();
         Ok(())

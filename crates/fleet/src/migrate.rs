@@ -1,10 +1,10 @@
-//! Taking over the JSON files of layout 1 as records, once for each data directory.
+//! Migrates the JSON files of layout 1 to records, once for each data directory.
 //!
-//! The file `version` decides which form is the truth: the JSON files while it says 1, the records from the moment it
-//! says 2. All records are made before it changes, and the files are moved to `layout-1/` after it has changed. So
-//! `kill -9` at any moment leaves one whole form, and the next `pal` begins again or has nothing left to do.
+//! The file `version` decides which form is valid: the JSON files while it contains 1, the records once it contains 2.
+//! The migration creates all records before it changes the version, and moves the files to `layout-1/` afterwards. So
+//! `kill -9` at any moment leaves one complete form; the next `pal` starts the migration again or finds it done.
 //!
-//! Invariant: a file that cannot be read stops the migration, and nothing has changed then.
+//! Invariant: a file that cannot be read stops the migration before it changes anything that layout 1 reads.
 //! Invariant: a `pal` of layout 1 refuses a directory of layout 2, so it never misses a lease or a revoked key.
 
 use std::{
@@ -30,12 +30,12 @@ use crate::{
     work::HomeRecord,
 };
 
-/// Longest file of layout 1.
+/// Longest file of layout 1, in bytes.
 const FILE_LEN_MAX: u64 = 4 << 20;
-/// Where the files go.
+/// The directory to which the files are moved.
 const ASIDE: &str = "layout-1";
 
-/// Takes over the files of `data` unless another `pal` has done so: `is_done` reads the version again under the lock.
+/// Migrates the files of `data` unless another `pal` has done so: `is_done` reads the version again under the lock.
 /// `finish` writes the new version.
 pub fn migrate(
     data: &Path,
@@ -44,7 +44,7 @@ pub fn migrate(
     finish: impl FnOnce() -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let cannot = |error: io::Error| {
-        Failure::new(Kind::Host, format!("cannot take over the data directory {}", data.display()))
+        Failure::new(Kind::Host, format!("cannot migrate the data directory {}", data.display()))
             .because(error)
     };
     let turn = File::open(data).map_err(cannot)?;
@@ -57,14 +57,15 @@ pub fn migrate(
     import.all()?;
     let files = import.files;
     finish()?;
-    // A file that stays in its place is not read any more.
+    // A file that cannot be moved stays, but layout 2 does not read it.
     for file in files {
         let _ = move_aside(data, &file);
     }
     Ok(())
 }
 
-/// A server of layout 1 would go on to write files that are no longer read.
+/// Refuses to migrate under a running server of layout 1, which would continue to write files that layout 2 does not
+/// read.
 fn refuse_running_server(data: &Path) -> Result<(), Failure> {
     let Ok(file) = File::open(data.join("serve.lock")) else { return Ok(()) };
     match flock(&file, FlockOperation::NonBlockingLockShared) {
@@ -86,13 +87,13 @@ fn move_aside(data: &Path, file: &Path) -> io::Result<()> {
 struct Import<'a> {
     data: &'a Path,
     records: &'a dyn Records,
-    /// Files that were taken over, by their paths below the data directory.
+    /// The migrated files, by their paths below the data directory.
     files: Vec<PathBuf>,
 }
 
 impl Import<'_> {
     fn all(&mut self) -> Result<(), Failure> {
-        // While the version says 1, records can only be those of a migration that was cut short.
+        // While the version is 1, all existing records come from an interrupted migration.
         for bucket in [SETTINGS, LEASES, KEYS, HOMES, TEMPLATES, BUILDS, BUILD_JOBS] {
             let table = RecordTable::<Value>::new(self.records, bucket);
             for record in self.records.list(bucket, None)?.records {
@@ -144,7 +145,7 @@ impl Import<'_> {
     fn templates(&mut self) -> Result<(), Failure> {
         for id in self.names("templates")? {
             let dir = Path::new("templates").join(&id);
-            // A directory without a manifest is no template any more.
+            // A directory without a manifest belongs to a removed template.
             let Some(template) = self.read::<Template>(&dir.join("manifest.json"))? else { continue };
             self.create(TEMPLATES, &[&template.name], &template)?;
             let builds = dir.join("builds");
@@ -175,7 +176,7 @@ impl Import<'_> {
         Ok(())
     }
 
-    /// What a file below the data directory holds; none where there is no file.
+    /// Reads a file below the data directory; `None` if it does not exist.
     fn read<T: DeserializeOwned>(&mut self, file: &Path) -> Result<Option<T>, Failure> {
         let path = self.data.join(file);
         let text = match sys::fd::read_small(&path, FILE_LEN_MAX) {
@@ -188,7 +189,7 @@ impl Import<'_> {
         Ok(Some(value))
     }
 
-    /// The names in a directory below the data directory; none where there is no directory.
+    /// The names in a directory below the data directory; none if it does not exist.
     fn names(&self, dir: impl AsRef<Path>) -> Result<Vec<String>, Failure> {
         let path = self.data.join(dir);
         let entries = match fs::read_dir(&path) {
@@ -205,7 +206,7 @@ fn is_absent(error: &io::Error) -> bool {
 }
 
 fn unreadable(path: &Path, why: Box<dyn std::error::Error + Send + Sync>) -> Failure {
-    Failure::new(Kind::Host, format!("cannot take over {}, a file of an earlier version", path.display()))
+    Failure::new(Kind::Host, format!("cannot migrate {}, a file of an earlier version", path.display()))
         .because(why)
         .hint("repair that file, or move it out of the data directory, then try again")
 }

@@ -1,11 +1,11 @@
-//! What of the host a Body may be shown writable.
+//! Checks which host directories a Body may mount writable.
 
 use std::path::Path;
 
 use proto::{Failure, Kind, spec::Access};
 
-/// Refuses a writable mount of a git directory, or of something in one, unless it is to be unprotected: the launcher
-/// would show it read-only.
+/// Refuses a writable mount of a git directory, or of a path inside one, unless the user asked for `unprotected`: the
+/// launcher would mount it read-only.
 pub fn check_git(source: &Path, access: Access) -> Result<(), Failure> {
     if access != Access::ReadWrite {
         return Ok(());
@@ -19,9 +19,12 @@ pub fn check_git(source: &Path, access: Access) -> Result<(), Failure> {
         None => Ok(()),
         Some(dir) => Err(Failure::new(
             Kind::Usage,
-            format!("{} is a git directory: what a Body writes there, git on this host runs", dir.display()),
+            format!(
+                "{} is a git directory: git on this host would run what a Body writes there",
+                dir.display()
+            ),
         )
-        .hint("mount it read-only, or say that it may be written: SRC:DST:rw,unprotected")),
+        .hint("mount it read-only, or allow the writes: SRC:DST:rw,unprotected")),
     }
 }
 

@@ -1,4 +1,4 @@
-//! The place of a Body that is about to be made: an id, a locked directory and host ids.
+//! The place of a Body that is about to be created: an id, a locked directory and host ids.
 
 use std::io;
 
@@ -12,7 +12,7 @@ use proto::{BodyId, Failure, Kind, spec::Ids};
 
 use crate::failures;
 
-/// A place that was claimed. It is no Body: its directory has no spec.
+/// A claimed place. It is not a Body yet: its directory has no spec.
 #[derive(Debug)]
 pub(crate) struct BodyPlace {
     pub id: BodyId,
@@ -23,9 +23,9 @@ pub(crate) struct BodyPlace {
 }
 
 impl BodyPlace {
-    /// Claims a place that no other process has.
+    /// Claims a place that no other process uses.
     pub fn claim(context: &DriverContext, root: MapRoot) -> Result<Self, Failure> {
-        // The directory comes first: host ids that were claimed for a Body without a directory may be claimed again.
+        // The directory comes first: another process may claim the host ids of a Body without a directory.
         let (id, dir, lock) = make_locked_dir(context)?;
         match ids::claim(&context.data, &id, root) {
             Ok(ids) => Ok(Self { id, dir, ids, lock }),
@@ -36,7 +36,7 @@ impl BodyPlace {
         }
     }
 
-    /// Removes what is left of a Body that ended, and gives its host ids back.
+    /// Removes the files of an ended Body and releases its host ids.
     pub fn clear(&self, context: &DriverContext) {
         if self.dir.path().exists() {
             body::groups::remove_cgroups_by_name(&self.id);
@@ -46,7 +46,7 @@ impl BodyPlace {
     }
 }
 
-/// Makes a directory and locks it. `gc` may take it for a leftover in between; then another is made.
+/// Creates a directory and locks it. `gc` may remove it in between; then it creates another.
 fn make_locked_dir(context: &DriverContext) -> Result<(BodyId, BodyDir, BodyLock), Failure> {
     let cannot = |what: &str, error: io::Error| {
         Failure::new(Kind::Host, what.to_owned()).because(error).hint("make room: pal gc")
@@ -56,7 +56,7 @@ fn make_locked_dir(context: &DriverContext) -> Result<(BodyId, BodyDir, BodyLock
             .map(BodyId::from_random)
             .map_err(|error| cannot("cannot read random bytes from the kernel", error))?;
         let dir = BodyDir::create(context.body_path(&id))
-            .map_err(|error| cannot("cannot make the Body's directory", error))?;
+            .map_err(|error| cannot("cannot create the Body's directory", error))?;
         match dir.try_lock() {
             Ok(Some(lock)) => return Ok((id, dir, lock)),
             Ok(None) => {}

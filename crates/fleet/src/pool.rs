@@ -1,12 +1,14 @@
-//! Bodies that a fleet that stays starts before a caller asks for one.
+//! The pool: Bodies that a long-lived process starts before a caller asks for one.
 //!
-//! A Body that was asked for is likely to be asked for again. The pool starts another of its shape; a caller that asks for
-//! that shape then gets a running Body, which only has to be assigned and recorded.
+//! A caller that asked for a Body is likely to ask for another like it. So the pool starts another Body of the same
+//! shape; the next caller that asks for this shape gets a running Body, which only has to be assigned and recorded.
 //!
-//! Invariant: a pooled Body is no Body yet: it has no spec, lives by a pipe from this process, and ends with it.
-//! Invariant: no command ran in a pooled Body, and one that was given away never comes back.
-//! Invariant: of each shape at most [`Driver::pool_size`] wait, together at most [`POOL_MAX`], with no more memory than one
-//! [`MEMORY_PART`]th of the host's, and none is older than [`AGE_MAX`]. A full pool ends its oldest Body for a new one.
+//! Invariant: a pooled Body does not exist for other processes: it has no spec, and it ends when this process closes
+//! its pipe.
+//! Invariant: no command has run in a pooled Body, and an assigned Body never returns to the pool.
+//! Invariant: the pool holds at most [`Driver::pool_size`] Bodies of each shape, at most [`POOL_MAX`] in total, with
+//! at most one [`MEMORY_PART`]th of the host's memory, none older than [`AGE_MAX`]. A full pool ends its oldest Body
+//! for a new one.
 
 use std::{
     collections::VecDeque,
@@ -25,31 +27,31 @@ use proto::{BodyId, Spec};
 
 use crate::{lock_mutex, place::BodyPlace};
 
-/// Pooled microVMs of one shape where the settings do not say.
+/// Pooled microVMs of one shape, by default.
 pub(crate) const POOL_SIZE_DEFAULT: u32 = 1;
 /// Most pooled Bodies of all shapes together.
 pub(crate) const POOL_MAX: u32 = 4;
-/// The part of the host's memory that they may take together.
+/// The pooled Bodies together may use the host's memory divided by this number.
 const MEMORY_PART: u64 = 8;
-/// How long one waits.
+/// How long a Body stays in the pool.
 const AGE_MAX: Duration = Duration::from_secs(600);
-/// How long the pool waits for the first command of the Body that was asked for.
+/// How long the pool waits for the first command in the requested Body before it starts another.
 const FIRST_EXEC_PATIENCE: Duration = Duration::from_secs(3);
-/// How long the pool leaves the CPUs to a caller that has just had its first command.
+/// How long the pool leaves the CPUs to a caller whose first command has just started.
 const REST: Duration = Duration::from_millis(100);
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 const SWEEP_EVERY: Duration = Duration::from_secs(10);
 
-/// What two Bodies have in common that can take each other's place.
+/// The properties that make two Bodies interchangeable.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct PoolKey {
     pub shape: PoolShape,
     pub root: MapRoot,
-    /// [`Recipe::key`].
+    /// The value of [`Recipe::key`].
     pub recipe: String,
 }
 
-/// A Body that waits.
+/// A running Body in the pool.
 #[derive(Debug)]
 pub(crate) struct PooledBody {
     key: PoolKey,
@@ -59,13 +61,13 @@ pub(crate) struct PooledBody {
     pub started: StartedBody,
 }
 
-/// A Body that the pool is to start.
+/// An order to start a Body for the pool.
 #[derive(Debug)]
 pub(crate) struct PoolOrder {
     pub key: PoolKey,
     pub driver: Arc<dyn Driver>,
     pub recipe: Arc<dyn Recipe>,
-    /// The Body that was asked for.
+    /// The requested Body that caused this order.
     pub after: BodyId,
 }
 
@@ -73,11 +75,11 @@ pub(crate) struct PoolOrder {
 struct QueuedOrder {
     order: PoolOrder,
     since: Instant,
-    /// When the pool may begin.
+    /// The earliest time at which the pool may start it.
     due: Instant,
 }
 
-/// The Bodies that wait, and the thread that starts them.
+/// The pooled Bodies, and the thread that starts them.
 #[derive(Debug)]
 pub struct Pool {
     shared: Arc<PoolShared>,
@@ -95,15 +97,15 @@ struct PoolShared {
 struct PoolState {
     ready: Vec<PooledBody>,
     orders: VecDeque<QueuedOrder>,
-    /// The last request for a shape that is started at once.
+    /// The shape of the last request among the shapes that are refilled at once.
     last: Option<PoolKey>,
-    /// Whether the pool begins also while no CPU is idle.
+    /// Whether the pool starts Bodies even if no CPU is idle.
     hurry: bool,
     closing: bool,
 }
 
 impl Pool {
-    /// An empty pool.
+    /// Creates an empty pool.
     pub(crate) fn open(context: Arc<DriverContext>) -> Self {
         let shared = Arc::new(PoolShared { context, state: Mutex::default(), changed: Condvar::new() });
         let working = shared.clone();
@@ -111,7 +113,7 @@ impl Pool {
         Self { shared, worker }
     }
 
-    /// Takes a Body of that shape that is alive.
+    /// Takes a running Body of that shape.
     pub(crate) fn take(&self, key: &PoolKey) -> Option<PooledBody> {
         loop {
             let found = {
@@ -133,7 +135,7 @@ impl Pool {
         self.shared.discard(pooled);
     }
 
-    /// Has another Body started of a shape that was just asked for.
+    /// Orders another Body of a shape that a caller has just asked for.
     pub(crate) fn order(&self, order: PoolOrder) {
         let mut state = lock_mutex(&self.shared.state);
         if order.key.shape.refill == Refill::AtOnce && state.last.as_ref() != Some(&order.key) {
@@ -156,7 +158,7 @@ impl Pool {
         }
     }
 
-    /// Learns that a Body has had a command.
+    /// Notes that a command has started in a Body.
     pub(crate) fn note_exec(&self, id: &BodyId) {
         let mut state = lock_mutex(&self.shared.state);
         let due = Instant::now() + REST;
@@ -165,7 +167,7 @@ impl Pool {
         }
     }
 
-    /// Looks again whether as many wait as may.
+    /// Wakes the pool's thread, which compares the pool with its limits again.
     pub(crate) fn check(&self) {
         self.shared.changed.notify_all();
     }
@@ -188,14 +190,15 @@ impl PoolShared {
     fn work(&self) {
         while let Some(order) = self.next() {
             if self.make_room(&order.key) {
-                // A Body that cannot be started here is started when it is asked for, and fails there.
+                // A failure is ignored here: when a caller asks for this Body, its creation fails again and reports
+                // it.
                 let started = self.start(order);
                 lock_mutex(&self.state).ready.extend(started);
             }
         }
     }
 
-    /// Waits for an order that is due; meanwhile Bodies that are too many or too old end.
+    /// Waits for an order that is due. Meanwhile ends Bodies that are too old or exceed the limits.
     fn next(&self) -> Option<PoolOrder> {
         loop {
             self.sweep();
@@ -220,7 +223,7 @@ impl PoolShared {
     fn sweep(&self) {
         let mut gone = Vec::new();
         let mut state = lock_mutex(&self.state);
-        // The caller of an order that found no idle CPU for so long has long gone on.
+        // An order that found no idle CPU for this long is obsolete.
         state.orders.retain(|queued| queued.since.elapsed() < AGE_MAX);
         let mut kept: Vec<PooledBody> = Vec::new();
         for pooled in state.ready.drain(..) {
@@ -233,7 +236,7 @@ impl PoolShared {
         gone.into_iter().for_each(|pooled| self.discard(pooled));
     }
 
-    /// Ends the oldest Bodies until one more may wait; false where it may not.
+    /// Ends the oldest Bodies until one more fits; returns false if none can fit.
     fn make_room(&self, key: &PoolKey) -> bool {
         let memory_max = self.context.launch.capacity.memory.0 / MEMORY_PART;
         if key.shape.memory.0 > memory_max {

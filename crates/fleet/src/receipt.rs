@@ -1,6 +1,6 @@
-//! Receipts: a guest that was resumed or restored proves its identity, its clock and its files.
+//! Receipts: after a resume or a restore, the guest proves its identity, its clock and its files.
 //!
-//! Trust: a receipt comes from inside the boundary. It is bounded and checked before it is recorded.
+//! Trust: a receipt comes from inside the sandbox. It is size-limited and checked before it is recorded.
 
 use body::BodyDir;
 use proto::{Failure, Kind, event_data::BodyReceipt};
@@ -8,7 +8,7 @@ use proto::{Failure, Kind, event_data::BodyReceipt};
 use crate::{Fleet, vm::incomplete};
 
 impl Fleet {
-    /// Asks the guest of a Body that went on for its receipt, checks it and records it.
+    /// Requests the receipt from the guest of a resumed Body, checks it and records it.
     pub(crate) async fn request_receipt(
         &self,
         dir: &BodyDir,
@@ -24,11 +24,11 @@ impl Fleet {
             .map_err(|error| incomplete(&format!("its guest does not answer: {error}")))?
             .bounded();
         if !receipt.tree.is_sound() {
-            return Err(incomplete("its guest does not say what its files are"));
+            return Err(incomplete("its guest reports no state of its files"));
         }
         let offset = proto::vm::clock_offset_ms(&receipt, sent, now_ns());
         if receipt.body != *id {
-            return Err(incomplete("its guest takes itself for another Body's"));
+            return Err(incomplete("its guest reports the identity of another Body"));
         }
         if offset.abs() > proto::vm::CLOCK_OFFSET_MAX_MS {
             return Err(incomplete(&format!("its clock is {offset} ms off")));
@@ -42,7 +42,7 @@ impl Fleet {
         };
         self.write(id, BodyReceipt { revival: revival.clone() })?;
         dir.write_receipt(&revival).map_err(|error| {
-            Failure::new(Kind::Host, "cannot keep the receipt of the Body")
+            Failure::new(Kind::Host, "cannot store the receipt of the Body")
                 .because(error)
                 .hint("make room: pal gc")
         })

@@ -1,6 +1,6 @@
-//! The buckets of the records that a data directory holds.
+//! The buckets of records in a data directory.
 //!
-//! Invariant: a Body's directory is the truth about that Body; a record never says whether a Body exists.
+//! Invariant: a Body's directory is the truth about that Body; a record never decides whether a Body exists.
 
 use std::sync::Arc;
 
@@ -11,22 +11,22 @@ pub use store::{EmbeddedRecords, RecordKey, RecordTable, Records, RecordsError, 
 
 use crate::Fleet;
 
-/// Settings: one record, [`CURRENT`](crate::settings::CURRENT).
+/// The settings: one record, [`CURRENT`](crate::settings::CURRENT).
 pub(crate) const SETTINGS: Bucket = Bucket::new("settings");
 /// Leases, by Body.
 pub const LEASES: Bucket = Bucket::new("leases");
 /// Homes, by name.
 pub(crate) const HOMES: Bucket = Bucket::new("homes");
-/// Templates, by name: creating the record is what claims the name.
+/// Templates, by name: creating the record claims the name.
 pub(crate) const TEMPLATES: Bucket = Bucket::new("templates");
-/// Builds that are complete, by template and build.
+/// Complete builds, by template and build.
 pub(crate) const BUILDS: Bucket = Bucket::new("builds");
-/// Builds that are requested, under way or failed, by template and build.
+/// Builds that are requested, running or failed, by template and build.
 pub(crate) const BUILD_JOBS: Bucket = Bucket::new("build-jobs");
-/// API keys, by their ids. The server gives them their type.
+/// API keys, by id. The server defines their type.
 pub const KEYS: Bucket = Bucket::new("keys");
 
-/// The key of a record that has these names, in this order.
+/// The record key that consists of these names, in this order.
 pub fn key_of<const N: usize>(names: [&str; N]) -> Result<RecordKey, Failure> {
     Ok(RecordKey::of(names).map_err(RecordsError::from)?)
 }

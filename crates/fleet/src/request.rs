@@ -1,4 +1,4 @@
-//! What callers ask of the fleet.
+//! The requests that callers make to the fleet.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -13,49 +13,50 @@ use proto::{
 
 use crate::Lease;
 
-/// A Body to be made.
+/// A request to create a Body.
 #[derive(Debug, Clone)]
 pub struct Create {
-    /// How it is held; none asks for the strongest that this host runs at interactive speed.
+    /// The isolation layer; `None` means the strongest layer that this host runs at interactive speed.
     pub layer: Option<Layer>,
-    /// What drives its machine, where it is one; none asks for the one of the snapshot it starts from, or QEMU.
+    /// The hypervisor of a microVM; `None` means the one of the snapshot that it starts from, or the one of the
+    /// settings.
     pub engine: Option<Engine>,
-    /// What it starts from: `host`, or the id or name of a snapshot.
+    /// The template: `host`, a template's name, or the id or name of a snapshot.
     pub template: String,
     /// Limits that differ from the host's defaults.
     pub limits: LimitRequest,
-    /// Environment of every process in it.
+    /// Environment variables of every process in the Body.
     pub env: BTreeMap<String, String>,
-    /// What it sees of the host by name.
+    /// Host directories and files that the Body sees.
     pub mounts: Vec<Mount>,
-    /// How a machine sees them; without it, one is given nothing of the host.
+    /// How a microVM shares the mounts; a microVM gets no mounts without it.
     pub share: Option<Sharing>,
-    /// Repositories in it, whose layers are there.
+    /// The repositories in the Body; their layers exist already.
     pub workspaces: Vec<Workspace>,
-    /// A home that is an area of its own.
+    /// The home directory, if it is a mount of its own.
     pub home: Option<Home>,
-    /// Lines of shell that run at each of its starts.
+    /// Shell commands that run at each start of the Body.
     pub at_start: Vec<String>,
-    /// Ports in it that somebody will want to reach.
+    /// Ports inside that the user will want to reach.
     pub ports: Vec<u16>,
-    /// The names that it may reach.
+    /// The egress policy: the names that the Body may reach.
     pub egress: Option<Egress>,
-    /// Why it is made.
+    /// The purpose of the Body.
     pub role: BodyRole,
-    /// Where commands run.
+    /// The working directory of commands.
     pub workdir: Option<String>,
-    /// Who runs commands; `user` if none.
+    /// The user of commands; `user` if `None`.
     pub user: Option<String>,
-    /// What becomes of it.
+    /// Whether the Body ends with its creator or is kept.
     pub life: Life,
-    /// On which terms it is kept; none until it is removed.
+    /// The lease; without one, a kept Body stays until it is removed.
     pub lease: Option<Lease>,
-    /// A microVM boots, also where one like it could be thawed.
+    /// Whether a microVM boots even if it could be restored from a snapshot of its memory.
     pub cold: bool,
 }
 
 impl Create {
-    /// A Body of the host's own root that ends with its maker.
+    /// A Body on the host's root that ends with the process that created it.
     pub fn run() -> Self {
         Self {
             layer: None,
@@ -79,42 +80,42 @@ impl Create {
         }
     }
 
-    /// Whether its start may continue from saved memory.
+    /// Whether the start may restore saved memory.
     pub(crate) fn start_mode(&self) -> StartMode {
         if self.cold { StartMode::Boot } else { StartMode::Restore }
     }
 
-    /// A Body of the host's own root that is kept until it is removed.
+    /// A Body on the host's root that is kept until it is removed.
     pub fn kept() -> Self {
         Self { life: Life::Kept, ..Self::run() }
     }
 }
 
-/// A command to be run in a Body.
+/// A request to run a command in a Body.
 #[derive(Debug, Clone)]
 pub struct ExecRequest {
     /// The program and its arguments.
     pub argv: Vec<String>,
-    /// Environment beyond the Body's.
+    /// Environment variables in addition to the Body's.
     pub env: BTreeMap<String, String>,
-    /// Who runs it; the Body's user if none.
+    /// The user; the Body's user if `None`.
     pub user: Option<String>,
-    /// Where it runs; the Body's working directory if none.
+    /// The working directory; the Body's if `None`.
     pub workdir: Option<String>,
-    /// A terminal of this size, or pipes.
+    /// The size of the command's terminal; `None` means pipes.
     pub tty: Option<TtySize>,
-    /// What it reads.
+    /// The standard input.
     pub stdin: Stdin,
-    /// When it is killed.
+    /// The time after which the command is killed.
     pub timeout: Option<Duration>,
-    /// A name by which it is found again: [`crate::Execs::attach`].
+    /// A name by which [`crate::Execs::attach`] finds the command.
     pub tag: Option<String>,
-    /// The kind of client that asked for it; none for Palisade's own.
+    /// The kind of client that started the command; `None` for Palisade's own.
     pub by: Option<StartedBy>,
 }
 
 impl ExecRequest {
-    /// A command with nothing to read, and pipes.
+    /// A command with empty input, and with pipes instead of a terminal.
     pub fn new<S: Into<String>>(argv: impl IntoIterator<Item = S>) -> Self {
         Self {
             argv: argv.into_iter().map(Into::into).collect(),
@@ -130,16 +131,16 @@ impl ExecRequest {
     }
 }
 
-/// What a command reads.
+/// The standard input of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stdin {
-    /// What the caller sends.
+    /// Bytes that the caller sends.
     Open,
-    /// Nothing.
+    /// Empty input.
     Null,
 }
 
-/// A terminal's size.
+/// The size of a terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TtySize {
     /// Columns.

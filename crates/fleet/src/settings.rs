@@ -1,6 +1,6 @@
-//! The settings of a data directory: one record.
+//! The settings of a data directory, in one record.
 //!
-//! Invariant: a setting has one name, on the command line, in the record and in the event of its change.
+//! Invariant: a setting has one name: on the command line, in the record and in the event of its change.
 
 use std::path::{Path, PathBuf};
 
@@ -15,21 +15,21 @@ use crate::{
     records::{SETTINGS, key_of},
 };
 
-/// What layers and dependencies may take together where nobody said otherwise.
+/// The default of [`Setting::Budget`].
 const BUDGET_DEFAULT: Size = Size(20 << 30);
-/// The key of the one record.
+/// The key of the only record.
 pub(crate) const CURRENT: &str = "current";
 
-/// All settings; none where nobody decided.
+/// All settings; `None` means that the user has not set a value.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
-    /// What layers and dependencies may take together.
+    /// Disk space that layers and dependency layers may use together.
     #[serde(default, skip_serializing_if = "Option::is_none", rename = "store.budget")]
     pub budget: Option<Size>,
-    /// What drives machines that ask for no hypervisor.
+    /// The hypervisor of microVMs whose request names none.
     #[serde(default, skip_serializing_if = "Option::is_none", rename = "microvm.engine")]
     pub engine: Option<Engine>,
-    /// How many running microVMs of a template a server keeps ready.
+    /// How many running microVMs of each template a server keeps in its pool.
     #[serde(
         default,
         skip_serializing_if = "Option::is_none",
@@ -37,46 +37,46 @@ pub struct Settings {
         alias = "microvm.spares"
     )]
     pub pool_size: Option<u32>,
-    /// Where Cloud Hypervisor's program is.
+    /// The path of Cloud Hypervisor's binary.
     #[serde(default, skip_serializing_if = "Option::is_none", rename = "microvm.cloud-hypervisor")]
     pub cloud_hypervisor: Option<PathBuf>,
-    /// Where Firecracker's program is.
+    /// The path of Firecracker's binary.
     #[serde(default, skip_serializing_if = "Option::is_none", rename = "microvm.firecracker")]
     pub firecracker: Option<PathBuf>,
-    /// Where its jailer is, or [`NONE`].
+    /// The path of Firecracker's jailer, or [`NONE`].
     #[serde(default, skip_serializing_if = "Option::is_none", rename = "microvm.jailer")]
     pub jailer: Option<PathBuf>,
 }
 
-/// What [`Setting::PoolSize`] was called before.
+/// The earlier name of [`Setting::PoolSize`].
 const EARLIER_POOL_SIZE: &str = "microvm.spares";
 
-/// In place of a program: it is not to be used.
+/// The value, instead of a path, that disables a program.
 pub(crate) const NONE: &str = "none";
 
-/// One setting.
+/// The name of one setting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Setting {
-    /// What layers and dependencies may take together.
+    /// Disk space that layers and dependency layers may use together.
     Budget,
-    /// What drives machines that ask for no hypervisor.
+    /// The hypervisor of microVMs whose request names none.
     Engine,
-    /// How many running microVMs of a template a server keeps ready.
+    /// How many running microVMs of each template a server keeps in its pool.
     PoolSize,
-    /// Where Cloud Hypervisor's program is.
+    /// The path of Cloud Hypervisor's binary.
     CloudHypervisor,
-    /// Where Firecracker's program is.
+    /// The path of Firecracker's binary.
     Firecracker,
-    /// Where Firecracker's jailer is, or that it is not to be used.
+    /// The path of Firecracker's jailer, or `none` to run without it.
     Jailer,
 }
 
 impl Setting {
-    /// All of them.
+    /// All settings.
     pub const ALL: [Setting; 6] =
         [Self::Budget, Self::Engine, Self::PoolSize, Self::CloudHypervisor, Self::Firecracker, Self::Jailer];
 
-    /// The word on every surface.
+    /// The name on the command line, in the record and in events.
     pub fn name(self) -> &'static str {
         match self {
             Self::Budget => "store.budget",
@@ -88,7 +88,7 @@ impl Setting {
         }
     }
 
-    /// The setting with that name, or with the name that an earlier version had for it.
+    /// Finds a setting by its name, or by the name that an earlier version used.
     pub fn find(name: &str) -> Result<Self, Failure> {
         let name = if name == EARLIER_POOL_SIZE { Self::PoolSize.name() } else { name };
         Self::ALL.into_iter().find(|setting| setting.name() == name).ok_or_else(|| {
@@ -98,7 +98,7 @@ impl Setting {
         })
     }
 
-    /// What it is now, as text; none where nobody decided and there is nothing to say instead.
+    /// The current value as text; `None` if the user has set none and there is no default to show.
     pub fn value(self, settings: &Settings) -> Option<String> {
         let place = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
         match self {
@@ -111,7 +111,7 @@ impl Setting {
         }
     }
 
-    /// The same as it stands in JSON.
+    /// The current value as it appears in JSON.
     pub fn json(self, settings: &Settings) -> Value {
         match self {
             Self::Budget => json!(settings.budget.unwrap_or(BUDGET_DEFAULT)),
@@ -144,7 +144,7 @@ fn invalid_value(setting: Setting, value: &str, error: &dyn std::fmt::Display) -
         .hint("see what it is now: pal config get NAME")
 }
 
-/// A number of running microVMs that a host can keep ready.
+/// Parses the number of pooled microVMs.
 fn pool_size(value: &str) -> Result<u32, Failure> {
     let bounds = format!("it is a number from 0, for none, to {POOL_MAX}");
     match value.parse() {
@@ -153,7 +153,7 @@ fn pool_size(value: &str) -> Result<u32, Failure> {
     }
 }
 
-/// A program by its whole path; nothing means where programs are.
+/// Parses the absolute path of a program; an empty value means a search in the usual directories.
 fn program(value: &str) -> Result<Option<PathBuf>, Failure> {
     let path = Path::new(value);
     match (value.is_empty(), path.is_absolute() && path.is_file()) {
@@ -161,18 +161,18 @@ fn program(value: &str) -> Result<Option<PathBuf>, Failure> {
         (false, true) => Ok(Some(path.to_owned())),
         (false, false) => {
             Err(Failure::new(Kind::NotFound, format!("there is no program {}", proto::text::visible(value)))
-                .hint("name it from `/`; an empty word means: where programs are"))
+                .hint("give an absolute path; an empty value searches the usual directories"))
         }
     }
 }
 
 impl Settings {
-    /// How many running microVMs of a template a server keeps ready.
+    /// How many running microVMs of each template a server keeps in its pool.
     pub fn pool_size(&self) -> u32 {
         self.pool_size.unwrap_or(POOL_SIZE_DEFAULT)
     }
 
-    /// Where the program of a hypervisor is, if that was decided.
+    /// The path of a hypervisor's binary, if the user has set one.
     pub fn program(&self, which: Engine) -> Option<&Path> {
         match which {
             Engine::Qemu => None,
@@ -182,7 +182,7 @@ impl Settings {
     }
 }
 
-/// The settings of a data directory.
+/// Reads the settings of a data directory.
 pub(crate) fn read(records: &dyn Records) -> Result<Settings, Failure> {
     let found = table(records).get(&key_of([CURRENT])?)?;
     Ok(found.map(|record| record.value).unwrap_or_default())
@@ -192,7 +192,7 @@ fn table(records: &dyn Records) -> RecordTable<'_, Settings> {
     RecordTable::new(records, SETTINGS)
 }
 
-/// The settings of a data directory, to be read and changed.
+/// Reads and changes the settings of a data directory.
 #[derive(Debug, Clone, Copy)]
 pub struct SettingsRecord<'a> {
     fleet: &'a Fleet,
@@ -206,17 +206,17 @@ impl Fleet {
 }
 
 impl SettingsRecord<'_> {
-    /// All of them.
+    /// Reads all settings.
     pub fn read(&self) -> Result<Settings, Failure> {
         read(&**self.fleet.records())
     }
 
-    /// The most that layers and dependencies may take together.
+    /// The disk space that layers and dependency layers may use together.
     pub fn budget(&self) -> Result<Size, Failure> {
         Ok(self.read()?.budget.unwrap_or(BUDGET_DEFAULT))
     }
 
-    /// Sets one, and leaves the others as they are.
+    /// Changes one setting.
     pub fn set(&self, setting: Setting, value: &str) -> Result<Settings, Failure> {
         let settings = self.change(setting, |settings| setting.put(settings, value))?;
         if let Some(pool) = self.fleet.pool() {
@@ -225,7 +225,7 @@ impl SettingsRecord<'_> {
         Ok(settings)
     }
 
-    /// Sets the most that layers and dependencies may take together.
+    /// Sets the disk space that layers and dependency layers may use together.
     pub fn set_budget(&self, budget: Size) -> Result<(), Failure> {
         self.change(Setting::Budget, |settings| {
             settings.budget = Some(budget);
@@ -234,7 +234,7 @@ impl SettingsRecord<'_> {
         .map(drop)
     }
 
-    /// Changes the record; the change is an event first.
+    /// Changes the record; the event of the change comes first.
     fn change(
         &self,
         changed: Setting,

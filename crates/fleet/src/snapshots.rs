@@ -1,4 +1,4 @@
-//! Snapshots of Bodies, and forks made of them.
+//! Snapshots of Bodies, and forks from them.
 
 use std::path::PathBuf;
 
@@ -16,16 +16,16 @@ use proto::{
 
 use crate::{BodyView, Create, Fleet, Lease, LimitRequest, SnapshotView, blocking::run_blocking, failures};
 
-/// What a snapshot is taken for.
+/// The purpose of a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum SnapshotPurpose {
-    /// Whoever asked for it; it stays until it is removed.
+    /// A caller asked for it; it stays until it is removed.
     Kept,
-    /// Forks; it goes with the last of them.
+    /// Forks start from it; it is removed with the last of them.
     Forks,
 }
 
-/// Most forks of one request.
+/// Most forks in one request.
 const FORKS_MAX: u32 = 1000;
 
 /// Snapshots of Bodies, and forks.
@@ -39,7 +39,7 @@ impl Snapshots<'_> {
         self.fleet.data.join("snapshots").join(id.as_str())
     }
 
-    /// Freezes the files of a Body under an id, and a name if one is given.
+    /// Takes a snapshot of a Body, with a name if one is given.
     pub async fn create(&self, id: &BodyId, name: Option<String>) -> Result<SnapshotView, Failure> {
         run_blocking(|| {
             if let Some(name) = &name {
@@ -69,7 +69,7 @@ impl Snapshots<'_> {
         }
     }
 
-    /// The Body is frozen only while its change is copied. The caller has its lock.
+    /// Takes a snapshot. The Body is frozen only while its changes are copied. The caller holds the Body's lock.
     fn take(
         &self,
         dir: &BodyDir,
@@ -80,7 +80,7 @@ impl Snapshots<'_> {
         self.take_as(dir, spec, name, purpose, None)
     }
 
-    /// The same of a Body that was prepared, and does not run: to be found by what decided about it.
+    /// Takes a snapshot of a prepared Body that does not run, as a dependency layer that later requests find by `key`.
     pub(crate) fn take_dependencies(
         &self,
         dir: &BodyDir,
@@ -105,7 +105,7 @@ impl Snapshots<'_> {
         taken.inspect_err(|_| drop(snapshot::remove(&self.fleet.launch_context.programs, &spec.ids, &to)))
     }
 
-    /// Writes down that there will be a snapshot.
+    /// Appends the event of a snapshot that is about to be taken, and drafts its manifest.
     fn announce(
         &self,
         dir: &BodyDir,
@@ -118,8 +118,9 @@ impl Snapshots<'_> {
         if dir.is_swapped() {
             return Err(crate::lifecycle::paused_failure(id));
         }
-        let drawn = sys::random::bytes()
-            .map_err(|error| Failure::new(Kind::Host, "cannot draw an id").because(error))?;
+        let drawn = sys::random::bytes().map_err(|error| {
+            Failure::new(Kind::Host, "cannot read random bytes from the kernel").because(error)
+        })?;
         let manifest = SnapshotManifest {
             id: SnapshotId::from_random(drawn),
             name,
@@ -146,7 +147,7 @@ impl Snapshots<'_> {
         Ok(manifest)
     }
 
-    /// All snapshots that somebody named or took, oldest first.
+    /// All snapshots that users took, oldest first.
     pub fn list(&self) -> Result<Vec<SnapshotView>, Failure> {
         let mut views: Vec<SnapshotView> =
             self.manifests().into_iter().filter(|manifest| manifest.dependency.is_none()).map(view).collect();
@@ -159,7 +160,7 @@ impl Snapshots<'_> {
         entries.filter_map(|entry| snapshot::read(&entry.path()).ok()).collect()
     }
 
-    /// By whole id, name, or a prefix of the id that only one has.
+    /// Finds a snapshot by its whole id, its name, or a prefix of the id that only one snapshot has.
     pub(crate) fn find(&self, key: &str) -> Result<SnapshotManifest, Failure> {
         let all = self.manifests();
         let exact =
@@ -176,18 +177,18 @@ impl Snapshots<'_> {
         }
     }
 
-    /// The snapshot that a template's name means, where it means one.
+    /// Finds the snapshot that a template's name refers to, if it refers to one.
     pub fn find_view(&self, key: &str) -> Option<SnapshotView> {
         self.find(bare(key)).ok().map(view)
     }
 
-    /// A snapshot and what is below it, nearest first.
+    /// A snapshot and the snapshots below it, top first.
     pub(crate) fn stack(&self, top: &SnapshotManifest) -> Result<Vec<SnapshotLower>, Failure> {
         let mut stack = vec![snapshot::below(self.path(&top.id), top)];
         for id in &top.below {
             let dir = self.path(id);
             let manifest = snapshot::read(&dir).map_err(|error| {
-                Failure::new(Kind::Host, format!("snapshot {id}, which others stand on, cannot be read"))
+                Failure::new(Kind::Host, format!("snapshot {id}, which others use, cannot be read"))
                     .because(error)
             })?;
             stack.push(snapshot::below(dir, &manifest));
@@ -195,7 +196,7 @@ impl Snapshots<'_> {
         Ok(stack)
     }
 
-    /// A snapshot, what is below it, and the template's root below that.
+    /// A snapshot, the snapshots below it, and the root of the template below them.
     pub(crate) fn under_snapshot(&self, top: &SnapshotManifest) -> Result<RootfsStack, Failure> {
         let layers =
             top.base.as_ref().map(|base| self.fleet.templates().layers_below(&base.layers)).transpose()?;
@@ -207,7 +208,7 @@ impl Snapshots<'_> {
         })
     }
 
-    /// Snapshots below a Body that exists.
+    /// The snapshots below an existing Body.
     pub(crate) fn below(&self, spec: &Spec) -> Result<Vec<SnapshotLower>, Failure> {
         match spec.snapshots.first() {
             Some(first) => self.stack(&self.find(first.as_str())?),
@@ -215,12 +216,15 @@ impl Snapshots<'_> {
         }
     }
 
-    /// Removes a snapshot that no Body and no other snapshot stands on.
+    /// Removes a snapshot that no Body and no other snapshot uses.
     pub fn remove(&self, key: &str) -> Result<SnapshotId, Failure> {
         let manifest = self.find(key)?;
         if let Some(user) = self.user_of(&manifest.id)? {
-            return Err(Failure::new(Kind::Conflict, format!("{user} stands on snapshot {}", manifest.id))
-                .hint("remove that first"));
+            return Err(Failure::new(
+                Kind::Conflict,
+                format!("snapshot {} is in use by {user}", manifest.id),
+            )
+            .hint("remove that first"));
         }
         let data = SnapshotRemoved { snapshot: manifest.id.clone(), name: manifest.name };
         self.fleet.write(&manifest.body, data)?;
@@ -229,7 +233,7 @@ impl Snapshots<'_> {
         Ok(manifest.id)
     }
 
-    /// Who needs a snapshot.
+    /// Names a user of a snapshot: a Body, or another snapshot.
     pub(crate) fn user_of(&self, id: &SnapshotId) -> Result<Option<String>, Failure> {
         let specs = self
             .fleet
@@ -249,7 +253,7 @@ impl Snapshots<'_> {
         Ok(body.or_else(other))
     }
 
-    /// Snapshots without a name were taken for forks, and go with the last of them.
+    /// Removes the snapshots below a removed Body that were taken for forks and have no user left.
     pub(crate) fn drop_unused(&self, spec: &Spec) -> Result<(), Failure> {
         for id in &spec.snapshots {
             let Ok(manifest) = snapshot::read(&self.path(id)) else { continue };
@@ -261,12 +265,12 @@ impl Snapshots<'_> {
         Ok(())
     }
 
-    /// Makes `count` Bodies that begin where this one is now, and start.
+    /// Creates and starts `count` Bodies that begin with the current state of this one.
     pub async fn fork(&self, id: &BodyId, count: u32) -> Result<Vec<BodyView>, Failure> {
         self.fork_leased(id, count, None).await
     }
 
-    /// The same, each kept on those terms.
+    /// Creates and starts `count` forks of a Body, each with this lease.
     pub async fn fork_leased(
         &self,
         id: &BodyId,
@@ -274,10 +278,10 @@ impl Snapshots<'_> {
         lease: Option<Lease>,
     ) -> Result<Vec<BodyView>, Failure> {
         if !(1..=FORKS_MAX).contains(&count) {
-            return Err(Failure::new(Kind::Usage, format!("{count} forks cannot be made at once"))
+            return Err(Failure::new(Kind::Usage, format!("cannot create {count} forks at once"))
                 .hint(format!("ask for 1 to {FORKS_MAX}")));
         }
-        // Held until the forks stand on the snapshot: before that nobody seems to need it.
+        // The lock is held until the forks use the snapshot: until then `gc` would find it unused.
         let (parent, manifest, _lock) = run_blocking(|| -> Result<_, Failure> {
             let (dir, parent, lock) = self.fleet.lock_body(id)?;
             let manifest = self.take(&dir, &parent, None, SnapshotPurpose::Forks)?;
@@ -303,7 +307,7 @@ impl Snapshots<'_> {
         Ok(views)
     }
 
-    /// All of them or none.
+    /// Removes the forks of a request that failed: a request creates all of its forks or none.
     async fn undo_forks(&self, views: &[BodyView], manifest: &SnapshotManifest) {
         for view in views {
             let _ = self.fleet.remove(view.id(), crate::Force::Yes).await;
@@ -332,7 +336,7 @@ fn fork_request(parent: &Spec, manifest: &SnapshotManifest) -> Create {
         mounts: parent.mounts.clone(),
         share: parent.share,
         workspaces: parent.workspaces.clone(),
-        // What the snapshot says of these holds.
+        // The snapshot's manifest has these values.
         home: None,
         at_start: Vec::new(),
         ports: Vec::new(),
@@ -347,7 +351,7 @@ fn fork_request(parent: &Spec, manifest: &SnapshotManifest) -> Create {
     }
 }
 
-/// Without the tags that mean nothing: snapshots have none.
+/// The key without the default tags, because snapshots have no tags.
 pub(crate) fn bare(key: &str) -> &str {
     key.strip_suffix(":default").or_else(|| key.strip_suffix(":latest")).unwrap_or(key)
 }

@@ -1,6 +1,6 @@
-//! The locks of Bodies in which build and prepare steps run.
+//! The locks of the Bodies in which build and prepare steps run.
 //!
-//! Invariant: a `pal` that collects garbage leaves a step's Body alone while another process holds its lock.
+//! Invariant: `gc` leaves the Body of a step alone while another process holds its lock.
 
 use std::{collections::HashMap, os::fd::OwnedFd, sync::Mutex};
 
@@ -16,7 +16,7 @@ pub(crate) struct StepLocks {
 }
 
 impl StepLocks {
-    /// Locks the Body of a step until [`StepLocks::release`], or until this process ends. Does nothing for other Bodies.
+    /// Locks the Body of a step until [`StepLocks::release`], or until this process ends. Ignores other Bodies.
     pub(crate) fn hold(&self, dir: &BodyDir, spec: &Spec) -> Result<(), Failure> {
         if spec.role == BodyRole::Step {
             let lock = dir.lock_step().map_err(|error| {
@@ -29,7 +29,7 @@ impl StepLocks {
         Ok(())
     }
 
-    /// Releases the lock of a Body that is removed.
+    /// Releases the lock of a removed Body.
     pub(crate) fn release(&self, id: &BodyId) {
         lock_mutex(&self.held).remove(id);
     }

@@ -1,26 +1,26 @@
-//! What callers see of the fleet.
+//! The views that the fleet returns to callers.
 
 use proto::{BodyId, Enforcement, SnapshotId, Spec, launch::GuestEnd, vm::StartReport};
 use serde::Serialize;
 
-/// How a Body is.
+/// The status of a Body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Status {
-    /// Its guest answers.
+    /// Its guest runs.
     Running,
-    /// Frozen.
+    /// Its processes are frozen, or its memory is suspended to disk.
     Paused,
-    /// Ended in order; startable.
+    /// It was stopped; it can be started.
     Stopped,
-    /// Its guest died; `end` says why. Startable.
+    /// Its guest died; `end` says why. It can be started.
     Dead,
-    /// It ran before the host's last boot. Startable, its files are intact.
+    /// It ran when the host restarted. Its files are intact; it can be started.
     Interrupted,
 }
 
 impl Status {
-    /// The word on every surface.
+    /// The status as a word, for the command line, the API and JSON.
     pub fn name(self) -> &'static str {
         match self {
             Status::Running => "running",
@@ -32,23 +32,23 @@ impl Status {
     }
 }
 
-/// One Body, as far as anybody may know.
+/// A Body as callers see it, without secrets.
 #[derive(Debug, Clone, Serialize)]
 pub struct BodyView {
-    /// What it was asked to be.
+    /// Its spec.
     #[serde(flatten, serialize_with = "shown")]
     pub spec: Spec,
-    /// How it is.
+    /// Its status.
     pub status: Status,
-    /// Why its guest is gone, if it is.
+    /// The reason why its guest ended, if it has.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub end: Option<GuestEnd>,
     /// The guest's pid on the host, if it runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<i32>,
-    /// What holds it.
+    /// Its enforcement record: the mechanisms that confine it.
     pub enforcement: Enforcement,
-    /// How its machine came to life, on the layer that has one.
+    /// How its microVM started; `None` on layers without one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub receipt: Option<StartReport>,
 }
@@ -58,68 +58,68 @@ fn shown<S: serde::Serializer>(spec: &Spec, to: S) -> Result<S::Ok, S::Error> {
 }
 
 impl BodyView {
-    /// Which Body.
+    /// The Body's id.
     pub fn id(&self) -> &BodyId {
         &self.spec.id
     }
 }
 
-/// One snapshot.
+/// A snapshot as callers see it.
 #[derive(Debug, Clone, Serialize)]
 pub struct SnapshotView {
-    /// Which.
+    /// Its id.
     pub id: SnapshotId,
-    /// The name somebody gave it.
+    /// The name that the user gave it.
     pub name: Option<String>,
-    /// The Body it was taken of.
+    /// The Body of which it was taken.
     pub body: BodyId,
-    /// The key of a server whose Body that was.
+    /// The API key that owned that Body.
     #[serde(skip)]
     pub owner: Option<String>,
-    /// When.
+    /// The time at which it was taken.
     pub created_at: String,
-    /// Bytes of the change it holds.
+    /// The size in bytes of the changes that it holds.
     pub bytes: u64,
-    /// Taken for forks, it goes with the last of them.
+    /// Whether it was taken for forks; then it is removed with the last of them.
     #[serde(skip)]
     pub for_forks: bool,
 }
 
-/// How a command ended.
+/// The end of a command.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ExecEnd {
-    /// Its exit code, as a shell would give it (128 + signal when a signal ended it).
+    /// The exit code that a shell would report (128 + signal if a signal ended the command).
     pub code: i32,
     /// The signal that ended it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub signal: Option<i32>,
-    /// The kernel killed in this Body for want of memory while it ran.
+    /// Whether the kernel's OOM killer killed a process in the Body while the command ran.
     pub out_of_memory: bool,
-    /// It was killed at its timeout.
+    /// Whether it was killed at its timeout.
     pub timed_out: bool,
-    /// Why the Body itself ended under it, if it did.
+    /// The reason why the Body ended before the command, if it did.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub body_end: Option<GuestEnd>,
 }
 
-/// Something that `gc` removed or would remove.
+/// An item that `gc` removed or would remove.
 #[derive(Debug, Clone, Serialize)]
 pub struct GarbageItem {
-    /// `body`, `snapshot`, `artifact`, `cgroup`, `temporary`.
+    /// The kind, such as `body`, `snapshot`, `layer`, `cgroup` or `temporary`.
     pub kind: &'static str,
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// What it takes.
+    /// The size.
     pub bytes: u64,
-    /// Why nobody needs it.
+    /// The reason why it is garbage.
     pub why: String,
 }
 
-/// What a copy moved.
+/// The totals of a copy.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct CopyTotals {
-    /// Files, links and directories.
+    /// The number of files, links and directories.
     pub entries: u64,
-    /// Contents.
+    /// The bytes of file contents.
     pub bytes: u64,
 }

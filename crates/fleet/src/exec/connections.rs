@@ -1,4 +1,4 @@
-//! The guests that this process has spoken with: where they run, and the connections that earlier commands left open.
+//! The guests that this process has observed, and the idle connections that earlier commands left open.
 
 use std::{collections::HashMap, sync::Mutex};
 
@@ -7,9 +7,10 @@ use proto::{BodyId, Failure, launch::RunRecord};
 
 use crate::lock_mutex;
 
-/// Guests that are remembered between commands; each takes two descriptors.
+/// Most guests that are remembered between commands; each takes two descriptors.
 const OBSERVED_MAX: usize = 64;
-/// Connections that are kept between commands; each takes a descriptor here and a little memory in the guest.
+/// Most idle connections that are kept between commands; each takes a descriptor here and a little memory in the
+/// guest.
 const CONNECTIONS_MAX: usize = 64;
 
 /// Guests and connections to them, kept from one command to the next.
@@ -22,19 +23,19 @@ pub(crate) struct GuestConnections {
 /// Whether a guest is the one that this process observed before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum GuestIdentity {
-    /// It is.
+    /// It is the observed guest.
     Same,
-    /// It may be another.
+    /// It may be another guest.
     Other,
 }
 
 impl GuestConnections {
-    /// Takes the connection that an earlier command left.
+    /// Takes the idle connection that an earlier command left.
     pub(super) fn take(&self, id: &BodyId) -> Option<GuestConnection> {
         lock_mutex(&self.idle).remove(id).filter(GuestConnection::can_be_used)
     }
 
-    /// Keeps a connection for the next command, if there is room.
+    /// Keeps a connection for the next command if there is room.
     pub(super) fn keep(&self, id: &BodyId, connection: GuestConnection) {
         let mut idle = lock_mutex(&self.idle);
         idle.retain(|_, connection| connection.can_be_used());
@@ -43,8 +44,8 @@ impl GuestConnections {
         }
     }
 
-    /// The guest of the Body in `dir`, looked up by `look` unless it is the one that was observed before. Whether that one
-    /// still lives is not looked up: the connection to it tells.
+    /// The guest of the Body in `dir`. Calls `look` unless this guest was observed before. Does not check whether an
+    /// observed guest still runs: a connection to it would fail.
     pub(super) fn observe(
         &self,
         id: &BodyId,
@@ -55,7 +56,8 @@ impl GuestConnections {
         if let Some(guest) = before.filter(|guest| guest.still_runs(dir)) {
             return Ok((guest, GuestIdentity::Same));
         }
-        // The stamp is read first: a guest that starts meanwhile has another one, and is looked up again.
+        // The stamp is read first: a guest that starts meanwhile has another stamp, and the next call looks it up
+        // again.
         let stamp = dir.run_stamp();
         let guest = ObservedGuest::new(stamp, look()?);
         let mut observed = lock_mutex(&self.observed);

@@ -1,4 +1,4 @@
-//! Control of a command that runs: input, signals, the size of its terminal.
+//! Controls a running command: input, signals and the size of its terminal.
 
 use std::sync::Arc;
 
@@ -17,10 +17,10 @@ use tokio::sync::Mutex;
 use super::pty;
 use crate::{TtySize, failures};
 
-/// The connection that carries input, opened with the first piece; one piece at a time.
+/// The connection that carries input. The first chunk opens it; the lock admits one chunk at a time.
 pub(super) type InputConnection = Arc<Mutex<Option<GuestConnection>>>;
 
-/// Input, signals and size of a command that runs.
+/// Controls a running command: input, signals and terminal size.
 #[derive(Clone)]
 pub struct ExecControl {
     pub(super) guest: GuestClient,
@@ -30,7 +30,7 @@ pub struct ExecControl {
 }
 
 impl ExecControl {
-    /// Sends input; returns when the command has taken it.
+    /// Sends input. Returns when the command has read it.
     pub async fn send(&self, bytes: Bytes) -> Result<(), Failure> {
         let input =
             if self.tty { process_input::Input::Pty(bytes) } else { process_input::Input::Stdin(bytes) };
@@ -48,7 +48,7 @@ impl ExecControl {
         answer.map(drop).map_err(failures::guest)
     }
 
-    /// Closes the input.
+    /// Closes the command's standard input.
     pub async fn close_stdin(&self) -> Result<(), Failure> {
         // Waits for input that is being sent.
         let _sending = self.input.lock().await;
@@ -58,7 +58,7 @@ impl ExecControl {
         answer.map(drop).map_err(failures::guest)
     }
 
-    /// Sends a signal, by its number.
+    /// Sends a signal by its number.
     pub async fn signal(&self, signal: i32) -> Result<(), Failure> {
         let request = SendSignalRequest { process: self.selector(), signal };
         let answer: Result<SendSignalResponse, _> =
@@ -66,7 +66,7 @@ impl ExecControl {
         answer.map(drop).map_err(failures::guest)
     }
 
-    /// Gives the terminal a new size.
+    /// Changes the size of the terminal.
     pub async fn resize(&self, to: TtySize) -> Result<(), Failure> {
         let request = UpdateRequest { process: self.selector(), pty: Some(pty(to)) };
         let answer: Result<UpdateResponse, _> = self.guest.ask("/process.Process/Update", &request).await;

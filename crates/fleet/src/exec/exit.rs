@@ -2,12 +2,12 @@
 
 use proto::wire::process::process_event::EndEvent;
 
-/// Exit code of a command that was killed at its timeout, as `timeout` has it.
+/// Exit code of a command that was killed at its timeout; `timeout(1)` uses it too.
 pub(super) const TIMED_OUT: i32 = 124;
-/// Exit code of a command whose Body ended under it.
+/// Exit code of a command whose Body ended before the command did.
 pub(super) const BODY_GONE: i32 = 137;
 
-/// The exit code as a shell has it, and the signal, if one ended the command.
+/// The exit code that a shell would report, and the signal if one ended the command.
 pub(crate) fn exit_of(end: &EndEvent) -> (i32, Option<i32>) {
     if end.exited {
         return (end.exit_code, None);
@@ -16,7 +16,7 @@ pub(crate) fn exit_of(end: &EndEvent) -> (i32, Option<i32>) {
     (signal.map_or(BODY_GONE, |signal| 128 + signal), signal)
 }
 
-/// Reads the name that envd gives to a signal.
+/// Parses the name that envd gives to a signal.
 fn signal_number(name: &str) -> Option<i32> {
     const NAMES: [(&str, i32); 22] = [
         ("hangup", 1),

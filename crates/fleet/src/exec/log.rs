@@ -1,6 +1,6 @@
-//! The commands of a Body's past, and their output.
+//! Reads the past commands of a Body and their output.
 //!
-//! Invariant: the cost follows the commands that are shown, not the length of the log.
+//! Invariant: the cost depends on the number of commands shown, not on the length of the log.
 
 use proto::{
     BodyId, Event, Failure,
@@ -10,41 +10,41 @@ use store::{EventOrder, EventQuery, ExecFilter};
 
 use super::{Execs, recorder};
 
-/// Which commands of a Body to show, oldest first.
+/// The past commands to show, oldest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogRange {
-    /// All of them.
+    /// All commands.
     All,
-    /// The newest, at most so many.
+    /// The newest commands, at most this many.
     Newest(usize),
-    /// Those behind a position, at most so many.
+    /// The commands after a position.
     After {
         /// A [`ExecLogEntry::position`], or 0.
         position: u64,
-        /// At most so many.
+        /// Most commands to return.
         limit: usize,
     },
 }
 
-/// One command of a Body's past; its output may be cut at the Body's output limit.
+/// A past command of a Body. Its output may be truncated at the Body's output limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExecLogEntry {
-    /// Position of its start in the log.
+    /// Position of the start event in the log.
     pub position: u64,
-    /// When it started.
+    /// The start time.
     pub at: String,
-    /// The command.
+    /// The command and its arguments.
     pub argv: Vec<String>,
-    /// Its exit code, if it ended.
+    /// The exit code, if the command has ended.
     pub code: Option<i32>,
-    /// Its output, standard output first.
+    /// The output: standard output first, then standard error.
     pub output: Vec<u8>,
-    /// Whether some of that is missing.
+    /// Whether some of the output is missing.
     pub truncated: bool,
 }
 
 impl Execs<'_> {
-    /// The commands of a Body and their output, oldest first.
+    /// Returns past commands of a Body and their output, oldest first.
     pub fn logs(&self, id: &BodyId, range: LogRange) -> Result<Vec<ExecLogEntry>, Failure> {
         let (after, order, limit) = match range {
             LogRange::All => (0, EventOrder::OldestFirst, usize::MAX),
@@ -62,7 +62,7 @@ impl Execs<'_> {
         known.map(|(event, start)| self.log_entry(id, event, start)).collect()
     }
 
-    /// The `seq` of the newest command with that tag, and whether it has a terminal.
+    /// Finds the newest command with this tag: its `seq`, and whether it has a terminal.
     pub(super) fn find_tagged(&self, id: &BodyId, tag: &str) -> Result<Option<(u64, bool)>, Failure> {
         let exec = Some(ExecFilter::Tag(tag.to_owned()));
         let order = EventOrder::NewestFirst;

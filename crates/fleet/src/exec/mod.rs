@@ -1,10 +1,12 @@
-//! Commands in Bodies: recorded, started through the guest, followed, and recorded again at their end.
+//! Commands in Bodies: recorded in the log, started through the guest, followed, and recorded again at their end.
 //!
-//! Every command goes through [`Execs::start`], whoever asks for it: the command line, both APIs, envd clients and
-//! terminals. The log has its start before the guest hears of it, and its output and exit at its end.
+//! Every command goes through [`Execs::start`], from every caller: the command line, both APIs, envd clients and
+//! terminals. The log contains the start before the guest receives the request, and the output and exit code after the
+//! end.
 //!
-//! Invariant: a command that cannot be recorded does not start.
-//! Invariant: functions here that wait for the disk do so in [`run_blocking`], so they never hold up a server's other tasks.
+//! Invariant: a command whose start cannot be recorded does not start.
+//! Invariant: functions here that block on the disk do so in [`run_blocking`], so they never delay a server's other
+//! tasks.
 
 mod connections;
 mod control;
@@ -40,11 +42,11 @@ pub(crate) use exit::exit_of;
 pub use log::{ExecLogEntry, LogRange};
 pub use running::{Exec, OutputChunk};
 
-/// How long the supervisor may take to report the end of a guest whose connection broke.
+/// How long to wait for the supervisor to report the end of a guest whose connection broke.
 const END_WAIT: Duration = Duration::from_secs(2);
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
-/// The commands of Bodies.
+/// Starts and follows commands in Bodies.
 #[derive(Debug, Clone, Copy)]
 pub struct Execs<'a> {
     pub(crate) fleet: &'a Fleet,
@@ -54,13 +56,13 @@ pub struct Execs<'a> {
 /// Why a command did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The guest refused it, in its own words.
+    /// The guest refused it, with this message.
     #[error("{}", .0.message)]
     Refused(ConnectError),
-    /// Its start could not be recorded.
+    /// The log could not record its start.
     #[error(transparent)]
     NotRecorded(Failure),
-    /// The Body does not run, or its guest gave no proper answer.
+    /// The Body does not run, or its guest gave no valid answer.
     #[error(transparent)]
     Unreachable(Failure),
 }
@@ -83,9 +85,9 @@ enum Following {
     No,
 }
 
-/// What is known of a command when its first event has come.
+/// The facts about a command at the time of its first event.
 struct StartedExec {
-    /// The `seq` of its `exec.started`; 0 if the log has none.
+    /// The `seq` of its `exec.started` event; 0 if the log has none.
     seq: u64,
     pid: u32,
     layer: Layer,
@@ -97,13 +99,13 @@ struct StartedExec {
 }
 
 impl<'a> Execs<'a> {
-    /// Starts a command in a Body that runs.
+    /// Starts a command in a running Body.
     pub async fn start(&self, id: &BodyId, request: ExecRequest) -> Result<Exec<'a>, StartError> {
         let (stream, started) = self.open(id, &request, Following::ToItsEnd).await?;
         Ok(Exec::new(*self, id, stream, started))
     }
 
-    /// Starts a command that nothing follows: the log has its start, and neither its output nor its end.
+    /// Starts a command without following it: the log gets its start, but neither its output nor its end.
     pub async fn start_detached(&self, id: &BodyId, request: ExecRequest) -> Result<(), StartError> {
         self.open(id, &request, Following::No).await.map(drop)
     }
@@ -137,9 +139,9 @@ impl<'a> Execs<'a> {
         Ok((stream, StartedExec { seq, pid, layer, output_max, tty, guest, oom_before, began }))
     }
 
-    /// Follows a command that was started with that tag, by whichever process; none if there is none.
+    /// Follows a running command by its tag, also if another process started it; `None` if no such command runs.
     ///
-    /// Of a terminal its newest output comes first, so that its screen can be rebuilt.
+    /// A terminal's most recent output comes first, so that the caller can rebuild its screen.
     pub async fn attach(&self, id: &BodyId, tag: &str) -> Result<Option<Exec<'a>>, Failure> {
         let (target, guest) = run_blocking(|| -> Result<_, Failure> {
             let target = self.fleet.exec_target(id)?;
@@ -163,7 +165,7 @@ impl<'a> Execs<'a> {
         Ok(Some(Exec::new(*self, id, stream, started)))
     }
 
-    /// Tags of the commands that run in a Body, with their pids inside.
+    /// Lists the tagged commands that run in a Body, with their pids inside.
     pub async fn tagged(&self, id: &BodyId) -> Result<Vec<(String, u32)>, Failure> {
         run_blocking(|| self.fleet.running(id))?;
         let guest = self.fleet.guest(id);
@@ -172,8 +174,8 @@ impl<'a> Execs<'a> {
         Ok(answer.processes.into_iter().filter_map(|process| Some((process.tag?, process.pid))).collect())
     }
 
-    /// Finds out where a Body runs and connects to its guest, over the connection that the last command left if that leads
-    /// to the same guest. `running` is given for a Body that needs no lookup.
+    /// Looks up where a Body runs and connects to its guest. Reuses the last command's connection if it leads to the
+    /// same guest. The caller passes `running` if no lookup is needed.
     async fn reach_guest(
         &self,
         id: &BodyId,
@@ -197,11 +199,11 @@ impl<'a> Execs<'a> {
         Ok((guest, connection))
     }
 
-    /// A guest that cannot be reached is most often the guest of a Body that does not run.
+    /// Explains why a guest cannot be reached: most often its Body does not run.
     async fn guest_failure(&self, id: &BodyId, error: GuestError) -> Failure {
         match error {
             error @ (GuestError::Connect(_) | GuestError::Broken(_)) => {
-                // A guest that is ending closes its socket a moment before it is gone.
+                // A guest that shuts down closes its socket shortly before its process ends.
                 if let Ok(running) = run_blocking(|| self.fleet.running(id)) {
                     wait_end(&running).await;
                 }
@@ -214,7 +216,7 @@ impl<'a> Execs<'a> {
     /// Records that the guest did not start a command.
     async fn record_refusal(&self, id: &BodyId, seq: u64, error: GuestError) -> StartError {
         let error = match error {
-            // A code of envd's plain HTTP paths is a number; Connect's are words.
+            // envd's plain HTTP paths return a number as code; Connect returns a word.
             GuestError::Refused { code, message, reason } if code.parse::<u16>().is_err() => {
                 StartError::Refused(ConnectError { code: Code::from_word(&code), message, reason })
             }
@@ -226,7 +228,7 @@ impl<'a> Execs<'a> {
     }
 }
 
-/// Waits a moment for the end of a guest whose connection broke; says whether it has ended.
+/// Waits briefly for the end of a guest whose connection broke. Returns whether the guest has ended.
 async fn wait_end(running: &RunRecord) -> bool {
     let ended = async {
         while body::dir::alive(running.pid, running.ticks).is_some() {
@@ -244,7 +246,7 @@ fn check_request(request: &ExecRequest) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The event that a command is about to start.
+/// The event that announces the start of a command.
 fn started_event(id: &BodyId, request: &ExecRequest, following: Following) -> Draft {
     let data = ExecStarted {
         argv: request.argv.clone(),
@@ -260,7 +262,7 @@ fn started_event(id: &BodyId, request: &ExecRequest, following: Following) -> Dr
     Draft::about(id, data)
 }
 
-/// The request to the guest.
+/// The start request for the guest.
 fn start_request(request: &ExecRequest) -> StartRequest {
     let (command, arguments) = request
         .argv

@@ -1,6 +1,6 @@
-//! What a command said, kept for the log: short output in the event, longer output as an artifact.
+//! Records the output of a command for the log: short output inside the event, longer output as an artifact.
 //!
-//! Invariant: recording is bounded by the Body's output limit and never holds the command up beyond a write to disk.
+//! Invariant: the Body's output limit bounds the recording, which delays the command by no more than a write to disk.
 
 use std::io::Write;
 
@@ -12,10 +12,10 @@ use store::{ArtifactRef, ArtifactWriter, Artifacts};
 
 use crate::failures;
 
-/// Longest output that stands in the event itself.
+/// Longest output in bytes that the event itself contains.
 const INLINE_MAX: usize = 4096;
 
-/// One stream of one command.
+/// Records one output stream of one command.
 pub struct Recorder {
     inline: Vec<u8>,
     artifact: Option<ArtifactWriter>,
@@ -25,12 +25,12 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Keeps at most `max` bytes.
+    /// Creates a recorder that keeps at most `max` bytes.
     pub fn new(max: u64) -> Self {
         Self { inline: Vec::new(), artifact: None, kept: 0, seen: 0, max }
     }
 
-    /// Takes a piece.
+    /// Records a chunk of output.
     pub fn push(&mut self, store: &dyn Artifacts, bytes: &[u8]) -> Result<(), Failure> {
         self.seen += bytes.len() as u64;
         let room = usize::try_from(self.max - self.kept).unwrap_or(usize::MAX);
@@ -49,7 +49,7 @@ impl Recorder {
         self.artifact.as_mut().map_or(Ok(()), |artifact| artifact.write_all(bytes)).map_err(write_failed)
     }
 
-    /// What the event says of it.
+    /// Ends the recording and returns its description for the event.
     pub fn finish(self) -> Result<ExecOutput, Failure> {
         let content = match self.artifact {
             Some(artifact) => OutputContent::Artifact(artifact.finish().map_err(failures::artifact)?.sha256),
@@ -64,12 +64,12 @@ impl Recorder {
 }
 
 fn write_failed(error: std::io::Error) -> Failure {
-    Failure::new(proto::Kind::Host, "cannot keep the output of the command")
+    Failure::new(proto::Kind::Host, "cannot store the output of the command")
         .because(error)
         .hint("make room: pal gc")
 }
 
-/// The bytes behind what an event says of an output, and whether some are missing.
+/// Reads back the output that an event describes. Also returns whether some of it is missing.
 pub fn read_back(store: &dyn Artifacts, output: &ExecOutput) -> (Vec<u8>, bool) {
     let bytes = match &output.content {
         OutputContent::Text(text) => text.clone().into_bytes(),

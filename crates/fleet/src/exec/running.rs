@@ -1,4 +1,4 @@
-//! One command that runs: its output as it comes, and its end.
+//! A running command: its output while it arrives, and its end.
 
 use std::time::Instant;
 
@@ -25,18 +25,18 @@ use super::{
 };
 use crate::{ExecEnd, Fleet, blocking::run_blocking, failures};
 
-/// A piece of output.
+/// A chunk of output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OutputChunk {
-    /// Standard output.
+    /// Chunk of standard output.
     Stdout(Bytes),
-    /// Standard error.
+    /// Chunk of standard error.
     Stderr(Bytes),
-    /// The terminal.
+    /// Chunk of terminal output.
     Tty(Bytes),
 }
 
-/// A command that runs.
+/// A running command.
 pub struct Exec<'a> {
     execs: Execs<'a>,
     body: BodyId,
@@ -82,12 +82,12 @@ impl<'a> Exec<'a> {
         self.execs.fleet
     }
 
-    /// Its pid inside the Body.
+    /// The pid inside the Body.
     pub fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// The next piece of output; none when it has ended. A call that is dropped loses nothing.
+    /// Returns the next chunk of output; `None` after the end. Cancel-safe: a dropped call loses no output.
     pub async fn next(&mut self) -> Result<Option<OutputChunk>, Failure> {
         while self.end.is_none() && !self.timed_out && !self.broken {
             let event = match self.stream.next().await {
@@ -97,7 +97,8 @@ impl<'a> Exec<'a> {
                     break;
                 }
                 Err(error) => {
-                    // A stream that broke because the Body ended is an end; any other is a failure.
+                    // A stream that broke because the Body ended is the command's end; any other broken stream is a
+                    // failure.
                     if !wait_end(self.guest.running()).await {
                         return Err(failures::guest(error));
                     }
@@ -130,7 +131,7 @@ impl<'a> Exec<'a> {
         Ok(output)
     }
 
-    /// Control of the command while its output is read.
+    /// Returns a handle that controls the command while its output is read.
     pub fn control(&self) -> ExecControl {
         ExecControl {
             guest: self.fleet().guest(&self.body),
@@ -140,21 +141,21 @@ impl<'a> Exec<'a> {
         }
     }
 
-    /// The end as the guest reported it, after `next` gave none; none if the guest reported none.
+    /// The end event from the guest, after `next` returned `None`; `None` if the guest sent none.
     pub fn end_event(&self) -> Option<&process_event::EndEvent> {
         self.end.as_ref().filter(|_| !self.timed_out)
     }
 
-    /// Records that the client that asked for the command has disconnected.
+    /// Records that the client that started the command has disconnected.
     pub fn record_detached(&self) -> Result<(), Failure> {
         run_blocking(|| self.fleet().write(&self.body, ExecDetached { exec: self.seq }))
     }
 
-    /// Records how the command ended, after `next` gave none.
+    /// Records how the command ended, after `next` returned `None`.
     pub async fn finish(self) -> Result<ExecEnd, Failure> {
         let (execs, id, layer) = (self.execs, self.body.clone(), self.layer);
         let (ended, stream) = run_blocking(|| self.record_end(None))?;
-        // A connection that is open when memory is saved would be open in every restored copy.
+        // A memory snapshot would restore an open connection in every copy, so such a layer keeps none open.
         let saves_memory =
             execs.fleet.drivers.get(layer)?.capabilities().contains(Capability::MemorySnapshots);
         if !saves_memory
@@ -166,7 +167,7 @@ impl<'a> Exec<'a> {
         Ok(ended)
     }
 
-    /// Records the end of the last command of a `pal run` Body, and that the Body goes with it.
+    /// Records the end of a `pal run` Body's last command, and the removal of the Body with it.
     pub async fn finish_last(self) -> Result<ExecEnd, Failure> {
         let (fleet, id) = (self.fleet(), self.body.clone());
         let removed = Draft::about(&id, BodyRemoved { by: None, discarded: false });
@@ -175,14 +176,14 @@ impl<'a> Exec<'a> {
         Ok(ended)
     }
 
-    /// Appends the end of the command, and of its Body if that goes with it, in one transaction.
+    /// Appends the end of the command in one transaction, together with the removal of its Body if `removed` is given.
     fn record_end(self, removed: Option<Draft>) -> Result<(ExecEnd, ExecStream), Failure> {
         let fleet = self.fleet();
         if let Some(pool) = fleet.pool() {
             pool.note_exec(&self.body);
         }
         let body_end = if self.broken { body_end(fleet, &self.body) } else { None };
-        // Read before the Body goes, and its cgroups with it.
+        // Read before the Body's cgroups are removed.
         let out_of_memory = self.guest.oom_kills() > self.oom_before || body_end == Some(GuestEnd::Oom);
         if removed.is_some() {
             let mut owned = fleet.supervisors.owned();

@@ -1,4 +1,4 @@
-//! Which layers somebody needs, and the removal of the rest.
+//! Finds layers that are in use, and removes the others.
 
 use std::{collections::BTreeSet, fs};
 
@@ -8,7 +8,7 @@ use proto::{Failure, LayerId};
 use crate::{GarbageCollector, GarbageItem, GcMode, failures};
 
 impl GarbageCollector<'_> {
-    /// Layers that a build, a Body or a snapshot stands on.
+    /// The layers that a build, a Body or a snapshot uses.
     fn needed_layers(&self) -> Result<BTreeSet<LayerId>, Failure> {
         let mut needed = BTreeSet::new();
         for template in self.fleet.templates().records()? {
@@ -31,17 +31,17 @@ impl GarbageCollector<'_> {
         Ok(needed)
     }
 
-    /// Removes layers that nobody stands on. While something is being built, all stay: it may be about to.
+    /// Removes unused layers. While a build runs, all layers stay, because the build may be about to use them.
     pub(crate) fn drop_unused_layers(&self) -> Result<(), Failure> {
         self.sweep_layers(GcMode::Remove, &mut Vec::new())
     }
 
-    /// The same for `gc`, which tells what it found.
+    /// Removes unused layers with the budget of the settings, or only lists them in `found`.
     pub(crate) fn sweep_layers(&self, sweep: GcMode, found: &mut Vec<GarbageItem>) -> Result<(), Failure> {
         self.sweep_layers_to(sweep, self.fleet.settings().budget()?.0, found)
     }
 
-    /// The same, with that much room for layers that somebody may stand on again.
+    /// Removes unused layers, but keeps up to `budget` bytes of workspace layers, which a later Body may use again.
     pub(crate) fn sweep_layers_to(
         &self,
         sweep: GcMode,
@@ -64,11 +64,8 @@ impl GarbageCollector<'_> {
             if record.as_ref().is_ok_and(Self::is_spare) {
                 continue;
             }
-            let why = if record.is_ok() {
-                "no template, Body or snapshot stands on it"
-            } else {
-                "it was never finished"
-            };
+            let why =
+                if record.is_ok() { "no template, Body or snapshot uses it" } else { "it is incomplete" };
             let bytes = record.as_ref().map_or(0, |record| record.bytes);
             found.push(GarbageItem { kind: "layer", name, bytes, why: why.to_owned() });
             if sweep == GcMode::Remove {
@@ -82,20 +79,26 @@ impl GarbageCollector<'_> {
         self.sweep_spares(&needed, budget, sweep, found)
     }
 
-    /// What was on its way from a registry and never arrived.
+    /// Removes partial downloads from registries.
     fn sweep_blobs(&self, sweep: GcMode, found: &mut Vec<GarbageItem>) {
         let entries = fs::read_dir(self.fleet.image_puller().images_dir()).into_iter().flatten().flatten();
         for path in entries.map(|entry| entry.path()) {
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             let bytes = fs::metadata(&path).map_or(0, |about| about.len());
-            found.push(GarbageItem { kind: "download", name, bytes, why: "it never arrived".to_owned() });
+            found.push(GarbageItem {
+                kind: "download",
+                name,
+                bytes,
+                why: "the download is incomplete".to_owned(),
+            });
             if sweep == GcMode::Remove {
                 let _ = fs::remove_file(&path);
             }
         }
     }
 
-    /// Held by whoever builds, shared; alone by whoever clears away.
+    /// Takes the build lock in shared mode, so that garbage collection, which needs it exclusively, leaves all layers
+    /// alone.
     pub(crate) fn building(&self) -> Result<fs::File, Failure> {
         use rustix::fs::FlockOperation::LockShared;
         let lock = self.build_lock().and_then(|file| {
@@ -103,7 +106,7 @@ impl GarbageCollector<'_> {
             Ok(file)
         });
         lock.map_err(|error| {
-            Failure::new(proto::Kind::Host, "cannot begin to build a template").because(error)
+            Failure::new(proto::Kind::Host, "cannot lock the layers for a build").because(error)
         })
     }
 

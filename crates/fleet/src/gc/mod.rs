@@ -1,4 +1,4 @@
-//! Finding and removing what nobody needs: leftovers of `kill -9`, never somebody's work.
+//! Finds and removes files that nothing uses: remains of processes that were killed, never a user's work.
 
 pub(crate) mod layers;
 pub(crate) mod workspaces;
@@ -24,15 +24,15 @@ use proto::{
 
 use crate::{Fleet, GarbageItem, Status, blocking::run_blocking};
 
-/// How long a keeper may take for the last of a Body that is gone.
+/// How long to wait for a supervisor that still removes the remains of its Body.
 const BURIAL: Duration = Duration::from_millis(200);
 
-/// Whether to look or to act.
+/// Whether garbage is listed or removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GcMode {
-    /// Look.
+    /// List only.
     DryRun,
-    /// Act.
+    /// Remove.
     Remove,
 }
 
@@ -43,7 +43,7 @@ pub struct GarbageCollector<'a> {
 }
 
 impl GarbageCollector<'_> {
-    /// Removes what nobody needs, or says what that would be.
+    /// Removes garbage, or lists what it would remove.
     pub async fn collect(&self, sweep: GcMode) -> Result<Vec<GarbageItem>, Failure> {
         run_blocking(|| {
             let mut found = Vec::new();
@@ -71,13 +71,13 @@ impl GarbageCollector<'_> {
     fn sweep_bodies(&self, sweep: GcMode, found: &mut Vec<GarbageItem>) -> Result<(), Failure> {
         for id in self.fleet.ids()? {
             let dir = BodyDir::at(self.fleet.body_path(&id));
-            // Somebody is making, changing or removing it right now.
+            // Another process is creating, changing or removing this Body.
             let Ok(Some(_lock)) = dir.try_lock() else { continue };
             let Some(why) = self.why_garbage(&id, &dir) else {
                 for half in dir.interrupted_suspends() {
-                    let why = "its way to the disk or back was cut short".to_owned();
+                    let why = "its suspend or resume was interrupted".to_owned();
                     let name = id.to_string();
-                    found.push(GarbageItem { kind: "half a machine", name, bytes: bytes(&half), why });
+                    found.push(GarbageItem { kind: "partial suspend", name, bytes: bytes(&half), why });
                     if sweep == GcMode::Remove {
                         let _ = fs::remove_dir_all(half);
                     }
@@ -101,7 +101,7 @@ impl GarbageCollector<'_> {
         Ok(())
     }
 
-    /// What the drivers keep on disk and do not need any more.
+    /// Removes files of the drivers that no Body needs any more.
     fn sweep_drivers(&self, sweep: GcMode, found: &mut Vec<GarbageItem>) -> Result<(), Failure> {
         let bodies = self.fleet.list()?;
         for driver in self.fleet.drivers.all() {
@@ -120,7 +120,8 @@ impl GarbageCollector<'_> {
         Ok(())
     }
 
-    /// A death that nobody noticed: its time was over, its guest was killed, the host restarted.
+    /// Saves the work of a Body that died unnoticed: its time limit passed, its guest was killed, or the host
+    /// restarted.
     fn save_dead_bodies(&self, dir: &BodyDir) -> Result<(), Failure> {
         match (dir.condition(), dir.spec()) {
             (Ok(ProcessState::Dead(_) | ProcessState::Interrupted), Ok(spec)) => {
@@ -130,7 +131,7 @@ impl GarbageCollector<'_> {
         }
     }
 
-    /// Directories of Bodies that were gone for everybody, and whose keeper was killed before it had removed them.
+    /// Removes directories of unpublished Bodies whose supervisor was killed before it had removed them.
     fn sweep_trash(&self, sweep: GcMode, found: &mut Vec<GarbageItem>) -> Result<(), Failure> {
         let look = || {
             let entries = fs::read_dir(self.fleet.data.join("bodies")).into_iter().flatten().flatten();
@@ -143,7 +144,7 @@ impl GarbageCollector<'_> {
                 kind: "body",
                 name,
                 bytes: bytes(dir.path()),
-                why: "it ended, and its keeper is gone".into(),
+                why: "it ended, and its supervisor is gone".into(),
             });
             if sweep == GcMode::Remove {
                 let ids = dir.spec().or_else(|_| dir.draft()).map_or_else(|_| has_ids(), |spec| spec.ids);
@@ -157,19 +158,20 @@ impl GarbageCollector<'_> {
     fn why_garbage(&self, id: &BodyId, dir: &BodyDir) -> Option<&'static str> {
         let spec = match dir.spec() {
             Ok(spec) => spec,
-            Err(_) if !dir.path().join("spec.json").exists() => return Some("it was never finished"),
-            // Somebody's work may be in it: a record that cannot be read is no leave to remove it.
+            Err(_) if !dir.path().join("spec.json").exists() => return Some("it is incomplete"),
+            // The Body may hold a user's work, so an unreadable record is no permission to remove it.
             Err(_) => return None,
         };
         if spec.role == BodyRole::Step && dir.is_step_left() {
-            return Some("it was made for a step, and its `pal` is gone");
+            return Some("it was created for a build step, and its `pal` is gone");
         }
         if spec.life == Life::Kept || self.fleet.supervisors.owned().contains_key(id) {
             return None;
         }
         match dir.condition() {
             Ok(ProcessState::Running(running) | ProcessState::Paused(running)) => {
-                (!body::dir::supervisor_lives(&running)).then_some("its `pal run` and its keeper are gone")
+                (!body::dir::supervisor_lives(&running))
+                    .then_some("its `pal run` and its supervisor are gone")
             }
             _ => Some("its `pal run` is gone"),
         }
@@ -197,13 +199,13 @@ impl GarbageCollector<'_> {
             let manifest = snapshot::read(&path);
             let why = match &manifest {
                 Err(_) if self.layers_in_use() => continue,
-                Err(_) => "it was never finished",
+                Err(_) => "it is incomplete",
                 Ok(manifest)
                     if manifest.for_forks
                         && self.fleet.snapshots().user_of(&manifest.id)?.is_none()
                         && !self.layers_in_use() =>
                 {
-                    "no fork stands on it"
+                    "no fork uses it"
                 }
                 Ok(_) => continue,
             };
@@ -218,7 +220,8 @@ impl GarbageCollector<'_> {
         Ok(())
     }
 
-    /// A snapshot is being copied, and forks of it are being made, exactly while some Body is locked.
+    /// Whether the layers of snapshots may be in use: a snapshot is copied, and forks are created, only while a Body
+    /// is locked.
     fn layers_in_use(&self) -> bool {
         let ids = self.fleet.ids().unwrap_or_default();
         let mut dirs = ids.iter().map(|id| BodyDir::at(self.fleet.body_path(id)));
@@ -228,7 +231,8 @@ impl GarbageCollector<'_> {
     fn sweep_groups(&self, sweep: GcMode, found: &mut Vec<GarbageItem>) -> Result<(), Failure> {
         let orphaned = |(name, path): &(String, PathBuf)| {
             let Ok(id) = name.parse::<BodyId>() else { return false };
-            // Another data directory's Bodies have groups here too, and one that is being made holds nobody yet.
+            // Bodies of another data directory have cgroups here too, and the cgroup of a Body that is being created
+            // is still empty.
             let ours = || self.fleet.log().events(0, Some(&id), 1).is_ok_and(|events| !events.is_empty());
             let empty = || sys::cgroup::processes(path).is_ok_and(|pids| pids.is_empty());
             !self.fleet.body_path(&id).exists() && empty() && ours()
@@ -242,7 +246,7 @@ impl GarbageCollector<'_> {
         Ok(())
     }
 
-    /// Leases whose Body is gone: whoever removed it was killed before the lease was removed, too.
+    /// Removes leases whose Body is gone: the process that removed the Body was killed before it removed the lease.
     fn sweep_leases(&self, sweep: GcMode, found: &mut Vec<GarbageItem>) {
         for id in lasting(|| self.fleet.leases().orphans().unwrap_or_default()) {
             if sweep == GcMode::Remove {
@@ -253,7 +257,7 @@ impl GarbageCollector<'_> {
         }
     }
 
-    /// Files of the data directory itself whose maker was killed.
+    /// Removes temporary files of the data directory whose writer was killed.
     fn sweep_parts(&self, sweep: GcMode, found: &mut Vec<GarbageItem>) {
         let entries = [self.fleet.data.clone(), self.fleet.data.join("bin")]
             .into_iter()
@@ -267,14 +271,20 @@ impl GarbageCollector<'_> {
                 continue;
             }
             let bytes = entry.metadata().map_or(0, |found| found.len());
-            found.push(GarbageItem { kind: "temporary", name, bytes, why: "its maker is gone".into() });
+            found.push(GarbageItem {
+                kind: "temporary",
+                name,
+                bytes,
+                why: "the process that wrote it is gone".into(),
+            });
             if sweep == GcMode::Remove {
                 let _ = fs::remove_file(entry.path());
             }
         }
     }
 
-    /// Takes decisions of egress proxies into the log, and removes directories of those whose Body is gone.
+    /// Imports the decisions of egress proxies into the log, and removes the directories of proxies whose Body is
+    /// gone.
     fn sweep_egress(&self, sweep: GcMode, found: &mut Vec<GarbageItem>) -> Result<(), Failure> {
         if sweep == GcMode::Remove {
             self.fleet.log().drain_all_egress()?;
@@ -302,7 +312,7 @@ impl GarbageCollector<'_> {
         let look = || {
             let own =
                 body::ids::orphans(&self.fleet.data).into_iter().map(|orphan| (orphan, "its Body is gone"));
-            // Nobody will open these directories again, so nobody else would clear them away.
+            // No `pal` will open these data directories again, so no other `gc` would remove their claims.
             let others = body::ids::abandoned().into_iter().map(|left| (left, "its data directory is gone"));
             own.chain(others).collect()
         };
@@ -318,12 +328,12 @@ impl GarbageCollector<'_> {
     }
 }
 
-/// Of what nobody knows whose it is: every id that the caller could have given to a Body.
+/// All ids that the caller could have given to a Body, for files whose owner is unknown.
 fn has_ids() -> proto::spec::Ids {
     body::ids::of_trees()
 }
 
-/// What is still there after a moment: a keeper that is just clearing its Body away needs no help.
+/// Returns what `look` still finds after a short wait: a supervisor that is removing its Body needs no help.
 fn lasting<T: PartialEq>(look: impl Fn() -> Vec<T>) -> Vec<T> {
     let mut found = look();
     if !found.is_empty() {
@@ -334,7 +344,7 @@ fn lasting<T: PartialEq>(look: impl Fn() -> Vec<T>) -> Vec<T> {
     found
 }
 
-/// The process that a file in the making is named for: `key.123`, `pal-launch-0123.part123`.
+/// Parses the pid in the name of a temporary file: `key.123`, `pal-launch-0123.part123`.
 fn maker(name: &str) -> Option<u32> {
     let (whole, end) = name.rsplit_once('.')?;
     let number = if whole == "key" { end } else { end.strip_prefix("part")? };

@@ -1,4 +1,4 @@
-//! Layers of repositories: kept for the next Body, as long as there is room.
+//! Keeps unused layers of repositories for the next Body, up to a budget.
 
 use std::{collections::BTreeSet, fs, path::Path, time::SystemTime};
 
@@ -7,10 +7,10 @@ use proto::{Failure, LayerId, Size, template::LayerRecord};
 
 use crate::{GarbageCollector, GarbageItem, GcMode, failures};
 
-/// What such layers say of themselves.
+/// Prefixes of `LayerRecord::about` that mark the layers of repositories.
 const KINDS: [&str; 5] = ["tree ", "subtree ", "head ", "objects ", "program "];
 
-/// A layer that nobody stands on, but somebody may again.
+/// A layer that is unused now, but that a later Body may use again.
 #[derive(Debug)]
 pub(crate) struct UnusedLayer {
     record: LayerRecord,
@@ -18,7 +18,7 @@ pub(crate) struct UnusedLayer {
 }
 
 impl GarbageCollector<'_> {
-    /// Notes that layers were of use.
+    /// Marks layers as used now.
     pub(crate) fn touch_layers(&self, ids: &[LayerId]) {
         let now = rustix::fs::Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_NOW };
         let times = rustix::fs::Timestamps { last_access: now, last_modification: now };
@@ -32,7 +32,7 @@ impl GarbageCollector<'_> {
         }
     }
 
-    /// Notes that a dependency layer was of use.
+    /// Marks a dependency layer as used now.
     pub(crate) fn touch_snapshot(&self, id: &proto::SnapshotId) {
         let now = rustix::fs::Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_NOW };
         let times = rustix::fs::Timestamps { last_access: now, last_modification: now };
@@ -44,12 +44,12 @@ impl GarbageCollector<'_> {
         );
     }
 
-    /// Whether a layer that nobody stands on is worth keeping.
+    /// Whether an unused layer is worth keeping for a later Body.
     pub(crate) fn is_spare(record: &LayerRecord) -> bool {
         KINDS.iter().any(|kind| record.about.starts_with(kind))
     }
 
-    /// Removes layers that nobody stands on, those that were not used for longest first, until all are within `budget`.
+    /// Removes unused layers of repositories, least recently used first, until all layers fit into `budget`.
     pub(crate) fn sweep_spares(
         &self,
         needed: &BTreeSet<LayerId>,
@@ -66,7 +66,7 @@ impl GarbageCollector<'_> {
                 spares.push(UnusedLayer { record, used });
             }
         }
-        // What others stand on goes after them.
+        // Layers of objects come last, because layers of trees depend on them.
         spares.sort_by_key(|spare| (spare.record.about.starts_with("objects "), spare.used));
         let mut gone: BTreeSet<LayerId> = BTreeSet::new();
         while total > budget {
@@ -83,7 +83,7 @@ impl GarbageCollector<'_> {
                 kind: "layer",
                 name: record.id.to_string(),
                 bytes: record.bytes,
-                why: "nobody stands on it, and the store is over its budget".into(),
+                why: "it is unused, and the store is over its budget".into(),
             });
             total = total.saturating_sub(record.bytes);
             if sweep == GcMode::Remove {
@@ -97,7 +97,7 @@ impl GarbageCollector<'_> {
         Ok(())
     }
 
-    /// Removes dependency layers that nobody stands on, those that were not used for longest first.
+    /// Removes unused dependency layers, least recently used first, until all layers and snapshots fit into `budget`.
     pub(crate) fn sweep_dependencies(
         &self,
         budget: u64,
@@ -139,7 +139,7 @@ impl GarbageCollector<'_> {
                 kind: "dependencies",
                 name: next.id.to_string(),
                 bytes: next.bytes,
-                why: "nobody stands on it, and the store is over its budget".into(),
+                why: "it is unused, and the store is over its budget".into(),
             });
             total = total.saturating_sub(next.bytes);
             if sweep == GcMode::Remove {
@@ -150,7 +150,7 @@ impl GarbageCollector<'_> {
         }
     }
 
-    /// What all layers and snapshots take.
+    /// The total size of all layers and snapshots.
     pub(crate) fn stored_bytes(&self) -> u64 {
         let layers = fs::read_dir(self.fleet.templates().layers_dir())
             .into_iter()
@@ -162,7 +162,7 @@ impl GarbageCollector<'_> {
         layers + self.fleet.snapshots().manifests().iter().map(|manifest| manifest.bytes).sum::<u64>()
     }
 
-    /// Makes the store as small as it can be without taking anything from anybody.
+    /// Removes unused layers and dependency layers until the store fits into `budget`.
     pub fn remove_unused_layers(&self, budget: Size) -> Result<Vec<GarbageItem>, Failure> {
         let mut found = Vec::new();
         self.sweep_dependencies(budget.0, GcMode::Remove, &mut found)?;

@@ -1,8 +1,8 @@
-//! Which addresses anybody can reach, and which are of this machine or its network.
+//! Tells public IP addresses from those of this host and its private networks.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Whether an address is one of the whole internet.
+/// Whether an address is reachable from the public internet.
 pub fn is_public(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => is_public_v4(address),
@@ -15,7 +15,7 @@ pub fn is_public(address: IpAddr) -> bool {
 
 fn is_public_v4(address: Ipv4Addr) -> bool {
     let [a, b, c, _] = address.octets();
-    // This network, shared by carriers, protocol assignments, benchmarks, reserved.
+    // "This" network, carrier-grade NAT, protocol assignments, benchmarks, reserved.
     let special = a == 0
         || (a == 100 && b & 0xc0 == 64)
         || (a, b, c) == (192, 0, 0)
@@ -26,7 +26,7 @@ fn is_public_v4(address: Ipv4Addr) -> bool {
     !(special || named || address.is_documentation())
 }
 
-/// What is handed out, without those parts that lead to addresses of another kind.
+/// Whether an IPv6 address is global unicast, and not of 6to4, Teredo or another special range.
 fn is_public_v6(address: Ipv6Addr) -> bool {
     let [first, second, ..] = address.segments();
     let handed_out = first & 0xe000 == 0x2000;

@@ -1,4 +1,4 @@
-//! Blobs on their way: to a file beside the layers, from where it was interrupted, and proved at the end.
+//! Downloads of blobs: into a file next to the layers, resumable after an interruption, verified by digest at the end.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -19,7 +19,7 @@ use super::{
 };
 use crate::templates::ProgressFn;
 
-/// In a row, without a byte more.
+/// Most consecutive attempts that bring no new byte.
 const ATTEMPTS_MAX: u32 = 5;
 const ATTEMPTS_IN_ALL_MAX: u32 = 100;
 const PAUSE: Duration = Duration::from_millis(500);
@@ -27,13 +27,13 @@ const TOLD_EVERY: Duration = Duration::from_secs(3);
 const LOCK_PAUSE: Duration = Duration::from_millis(100);
 const CHUNK: usize = 256 << 10;
 
-/// A blob in a file; nobody else of all `pal`s on this data has it in hand.
+/// A blob's file, locked against every other `pal` on this data directory.
 pub struct Blob {
     file: File,
     path: PathBuf,
 }
 
-/// How much of a blob is here, and its digest so far.
+/// The bytes of a blob that are on disk, and their digest so far.
 #[derive(Default)]
 struct BlobProgress {
     bytes: u64,
@@ -48,8 +48,9 @@ impl BlobProgress {
 }
 
 impl Blob {
-    /// Takes the file of a blob in hand, with what of it is there already; waits for others who have it. Each registry
-    /// has its own: one that never comes to an end keeps nobody from the same blob of another.
+    /// Opens and locks the file of a blob, with the bytes that an earlier attempt left. Waits while another process
+    /// holds the lock. Each registry has its own file, so a registry that never finishes does not block the same blob
+    /// from another.
     pub async fn take(dir: &Path, host: &str, digest: &Digest) -> Result<Self, RegistryError> {
         fs::create_dir_all(dir)?;
         let from = hex(&Sha256::digest(host)[..8]);
@@ -57,7 +58,7 @@ impl Blob {
         loop {
             let file = OpenOptions::new().read(true).append(true).create(true).open(&path)?;
             match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                // Whoever had it before may have removed it: then there is another file of this name, or none.
+                // The previous holder may have removed the file: then the path has another file, or none.
                 Ok(()) if is_at(&file, &path) => return Ok(Self { file, path }),
                 Ok(()) => {}
                 Err(rustix::io::Errno::WOULDBLOCK) => tokio::time::sleep(LOCK_PAUSE).await,
@@ -66,7 +67,7 @@ impl Blob {
         }
     }
 
-    /// Brings all of it here and proves it.
+    /// Downloads the whole blob and verifies its digest.
     pub async fn fetch(
         &mut self,
         registry: &RegistryClient,
@@ -79,14 +80,14 @@ impl Blob {
         if self.fetch_once(registry, digest, size, what, say).await? {
             return Ok(());
         }
-        // What an attempt before had left may be what is wrong.
+        // The bytes of an earlier attempt may be the corrupt ones, so one more attempt starts from the beginning.
         if resumed && self.fetch_once(registry, digest, size, what, say).await? {
             return Ok(());
         }
         Err(registry.forged(digest.as_ref()))
     }
 
-    /// Whether it is what was asked for; if not, nothing of it is left.
+    /// Downloads the rest and returns whether the digest matches; if not, it empties the file.
     async fn fetch_once(
         &mut self,
         registry: &RegistryClient,
@@ -123,7 +124,7 @@ impl Blob {
         Ok(proved)
     }
 
-    /// What is here from an attempt before.
+    /// Hashes the bytes that an earlier attempt left.
     fn read_back(&mut self, arrived: &mut BlobProgress, size: u64) -> io::Result<()> {
         if self.file.metadata()?.len() > size {
             self.file.set_len(0)?;
@@ -172,23 +173,23 @@ impl Blob {
                 told = Instant::now();
             }
         }
-        // An end before the end is a connection that broke, whatever it looks like.
+        // An answer that ends too early is a broken connection, even if it ended cleanly.
         if arrived.bytes < size { Err(WebError::Silent(host).into()) } else { Ok(()) }
     }
 
-    /// The file, from its beginning.
+    /// Opens the file for reading from its beginning.
     pub fn open(&self) -> io::Result<File> {
         File::open(&self.path)
     }
 
-    /// Nobody needs it any more.
+    /// Removes the file.
     pub fn remove(&self) {
         let _ = self.file.set_len(0);
         let _ = fs::remove_file(&self.path);
     }
 }
 
-/// Where a part of a blob begins: `bytes 5-9/10`.
+/// Parses the offset at which a part of a blob begins: `bytes 5-9/10`.
 fn begins_at(range: &str) -> Option<u64> {
     range.strip_prefix("bytes ")?.split_once('-')?.0.trim().parse().ok()
 }

@@ -1,11 +1,11 @@
-//! Images of registries: found by reference, proved by digest, unpacked into layers of templates.
+//! Images of registries: found by reference, verified by digest, unpacked into layers of templates.
 //!
-//! Invariant: nothing is used that does not have the digest by which it was asked for; a tag is the one thing taken on
-//! the registry's word, and what it meant is written down.
-//! Invariant: credentials go to the registry they were given for and to the token service it names; they are never
-//! printed, stored or passed on to where a redirect leads.
-//! Trust: a registry is hostile. Every answer has a size and a deadline, redirects are few, and none leads from outside
-//! into the network of this machine.
+//! Invariant: an object is used only if its digest matches the one requested. Only the meaning of a tag is taken from
+//! the registry without proof; the digest that it resolved to is recorded.
+//! Invariant: credentials go only to the registry they were given for and to the token service that it names. They are
+//! never printed, stored or sent to the target of a redirect.
+//! Trust: a registry is hostile. Every answer has a size limit and a deadline, redirects are few, and none leads from
+//! a public server into a private network of this host.
 
 mod address;
 mod blob;
@@ -20,23 +20,23 @@ use std::{fmt, str::FromStr};
 use oci_spec::distribution::Reference;
 use proto::{Failure, Kind};
 
-/// An image to begin a template with.
+/// An image that a template begins with.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Image {
-    /// Which, as `docker pull` spells it.
+    /// The reference, as `docker pull` spells it.
     pub reference: String,
-    /// What the registry wants to know; none where it lets everybody in.
+    /// The credentials for the registry; `None` for anonymous access.
     pub credentials: Option<RegistryCredentials>,
-    /// Which of its variants; this machine's where nobody says.
+    /// The variant of the image; `None` for this host's platform.
     pub platform: Option<Platform>,
-    /// Where registries may be.
+    /// The registries that may be asked.
     pub reach: RegistryAccess,
-    /// What is made of it.
+    /// The adaptation of the image to its use.
     pub dress: ImageProfile,
 }
 
 impl Image {
-    /// An image for everybody, as it is, from wherever the reference leads.
+    /// An image of a public repository, unchanged, from any registry.
     pub fn new(reference: impl Into<String>) -> Self {
         Self {
             reference: reference.into(),
@@ -47,7 +47,7 @@ impl Image {
         }
     }
 
-    /// Its registry, as clients of registries know it: credentials are kept under this name.
+    /// The name of the registry under which registry clients store credentials.
     pub fn registry(&self) -> Result<String, Failure> {
         Ok(self.parse()?.registry().to_owned())
     }
@@ -57,40 +57,40 @@ impl Image {
             part.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'.' | b'_' | b'-'))
                 && part.starts_with(|c: char| c.is_ascii_alphanumeric())
         };
-        // It becomes a part of an address, so nothing is left to how others read it.
+        // The reference becomes part of a URL, so it is parsed strictly.
         let parsed = self
             .reference
             .parse::<Reference>()
             .ok()
             .filter(|reference| reference.repository().split('/').all(plain));
         parsed.ok_or_else(|| {
-            Failure::new(Kind::Usage, format!("{:?} names no image", self.shown())).hint(
+            Failure::new(Kind::Usage, format!("{:?} is not an image reference", self.shown())).hint(
                 "name it as `docker pull` does: debian:12, ghcr.io/owner/name:tag, host:5000/name@sha256:…",
             )
         })
     }
 
-    /// The reference, fit to be printed.
+    /// The reference, safe to print.
     fn shown(&self) -> String {
         proto::text::visible(&self.reference.chars().take(300).collect::<String>())
     }
 }
 
-/// What is made of an image.
+/// The adaptation of an image to its use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ImageProfile {
-    /// Its own user and directory, as its configuration says.
+    /// The user and the working directory of the image's configuration.
     AsItIs,
-    /// An account `user` with a home, as E2B's clients expect in whatever they begin with.
+    /// An account `user` with a home directory, which E2B's clients expect in every image.
     ForE2b,
 }
 
-/// Who pulls. Its parts never show.
+/// Credentials for a registry. Their `Debug` output hides them.
 #[derive(Clone, PartialEq, Eq)]
 pub struct RegistryCredentials {
-    /// The name.
+    /// The user name.
     pub username: String,
-    /// What proves it.
+    /// The password or token.
     pub password: String,
 }
 
@@ -100,28 +100,29 @@ impl fmt::Debug for RegistryCredentials {
     }
 }
 
-/// Where registries may be.
+/// The registries that may be asked, and how.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RegistryAccess {
-    /// Who decided it.
+    /// Whether registries on private addresses are allowed.
     pub inside: PrivateAddresses,
-    /// `HOST[:PORT]` of registries inside that may be asked all the same.
+    /// `HOST[:PORT]` of registries on private addresses that are allowed even so.
     pub trusted: Vec<String>,
-    /// `HOST[:PORT]` of registries that are asked without encryption; those on this machine always are.
+    /// `HOST[:PORT]` of registries that are asked over plain HTTP; registries on this host's loopback always are.
     pub plain: Vec<String>,
 }
 
-/// Whether a registry may be in the network of this machine.
+/// Whether a registry may be on a private address: on this host or in its networks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum PrivateAddresses {
-    /// The owner of this machine asks: wherever the reference leads.
+    /// It may: the owner of this host chose the reference.
     #[default]
     Allowed,
-    /// Somebody asks from outside, who must not look around through us: only what anybody can reach.
+    /// It may not: a remote client chose the reference and must not probe the host's networks. Only public addresses
+    /// are allowed.
     Refused,
 }
 
-/// An operating system and an architecture, in the words of images.
+/// An operating system and an architecture, in the terms of OCI images.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Platform {
     /// `amd64`, `arm64`, …
@@ -162,7 +163,7 @@ impl FromStr for Platform {
                 variant: rest.first().map(|variant| (*variant).to_owned()),
             }),
             _ => Err(format!(
-                "{:?} is no platform: say linux/amd64 or linux/arm64",
+                "{:?} is not a supported platform: use linux/amd64 or linux/arm64",
                 proto::text::visible(text)
             )),
         }

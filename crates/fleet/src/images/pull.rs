@@ -1,4 +1,4 @@
-//! An image becomes layers and settings.
+//! Pulls an image and turns it into layers and template settings.
 
 use std::time::Duration;
 
@@ -25,29 +25,30 @@ use super::{
 };
 use crate::{Fleet, failures, templates::ProgressFn};
 
-/// Longest layer, as it is sent.
+/// Largest compressed layer.
 const LAYER_LEN_MAX: u64 = 16 << 30;
-/// What a whole image may take, unpacked.
+/// Largest whole image, unpacked.
 const UNPACKED_MAX: u64 = 64 << 30;
-/// What a layer may come to beyond so many times its length: hardly any file shrinks further, and bombs do.
+/// Largest allowed ratio of unpacked to compressed size. Real files hardly exceed it; decompression bombs do.
 const RATIO_MAX: u64 = 100;
 const RATIO_FREE: u64 = 256 << 20;
-/// How long a layer may take, and how much longer for each second of the slowest line that is worth waiting for.
+/// How long the download of a layer may take at least; the slowest acceptable connection adds to it by the layer's
+/// size.
 const PATIENCE: Duration = Duration::from_secs(600);
 const SLOWEST: u64 = 128 << 10;
-/// Left free on the disk.
+/// Bytes that stay free on the disk.
 const ROOM_LEFT: u64 = 256 << 20;
-/// Indexes within indexes.
+/// Deepest nesting of indexes.
 const INDEXES_MAX: usize = 3;
 
-/// An image that is here.
+/// An image that was pulled.
 #[derive(Debug)]
 pub struct PulledImage {
-    /// Its root, nearest first.
+    /// The layers of its root, top first.
     pub layers: Vec<LayerId>,
-    /// What its configuration says of Bodies made from it.
+    /// The template settings from its configuration.
     pub settings: TemplateSettings,
-    /// What the reference meant.
+    /// The digest that the reference resolved to.
     pub digest: String,
 }
 
@@ -58,7 +59,7 @@ pub struct ImagePuller<'a> {
 }
 
 impl ImagePuller<'_> {
-    /// Brings an image here. Layers that are here already are not brought again; one that broke off goes on.
+    /// Pulls an image. Skips layers that exist already, and resumes interrupted downloads.
     pub async fn pull(&self, image: &Image, say: ProgressFn<'_>) -> Result<PulledImage, Failure> {
         let reference = image.parse()?;
         self.pull_from(image, &reference, say).await.map_err(|error| match error {
@@ -86,7 +87,7 @@ impl ImagePuller<'_> {
         check_layers(found.manifest.layers())?;
         let bytes = registry.small(found.manifest.config().digest()).await?;
         let config: ImageConfiguration =
-            serde_json::from_slice(&bytes).map_err(|_| malformed("its configuration makes no sense"))?;
+            serde_json::from_slice(&bytes).map_err(|_| malformed("its configuration is malformed"))?;
         check_platform(&config, &platform)?;
         let settings = settings(&config, image.dress)?;
         crate::create::check_env(&settings.env)?;
@@ -102,7 +103,7 @@ impl ImagePuller<'_> {
             let what = format!("layer {} of {}", index + 1, found.manifest.layers().len());
             let (id, bytes) = self.pull_layer(&registry, layer, UNPACKED_MAX - unpacked, &what, say).await?;
             unpacked += bytes.min(UNPACKED_MAX - unpacked);
-            // The same one twice is only seen where it is nearest, and an overlay refuses it twice.
+            // Of a layer that occurs twice only the upper one is visible, and overlayfs refuses duplicates.
             layers.retain(|known| *known != id);
             layers.insert(0, id);
         }
@@ -115,7 +116,7 @@ impl ImagePuller<'_> {
         Ok(PulledImage { layers, settings, digest: found.digest })
     }
 
-    /// One layer, and what it takes.
+    /// Pulls one layer. Returns its id and its unpacked size.
     async fn pull_layer(
         &self,
         registry: &RegistryClient,
@@ -150,7 +151,7 @@ impl ImagePuller<'_> {
             .await
             .map_err(|_| RegistryError::from(WebError::Silent(registry.host().to_owned())))??;
         if let Some(bytes) = here() {
-            // Somebody else brought it while we waited.
+            // Another process pulled the layer while this one waited for the lock.
             blob.remove();
             return Ok((id, bytes));
         }
@@ -162,7 +163,7 @@ impl ImagePuller<'_> {
         Ok((id.clone(), self.unpack(blob, id, about, bounds).await?))
     }
 
-    /// A disk that is full takes everybody's work with it.
+    /// Refuses a layer that would fill the disk: a full disk breaks the work of every Body.
     fn check_room(&self, bytes: u64) -> Result<(), Failure> {
         let free = rustix::fs::statvfs(&self.fleet.data)
             .map(|of| of.f_bavail.saturating_mul(of.f_frsize))
@@ -172,13 +173,13 @@ impl ImagePuller<'_> {
         }
         Err(Failure::new(
             Kind::Limit,
-            format!("there is no room for a layer of {}: {} are free", Size(bytes), Size(free)),
+            format!("the disk has no room for a layer of {}: {} are free", Size(bytes), Size(free)),
         )
         .hint("make room: pal gc"))
     }
 
-    /// On a thread of its own: it takes long and waits for the disk. The blob is in hand until that is over, also
-    /// where nobody waits for it any more.
+    /// Unpacks a blob on a thread of its own, because that takes long and blocks on the disk. The blob stays locked
+    /// until the end, even if the caller has given up.
     async fn unpack(
         &self,
         blob: Blob,
@@ -188,14 +189,15 @@ impl ImagePuller<'_> {
     ) -> Result<u64, Failure> {
         let file = blob
             .open()
-            .map_err(|error| Failure::new(Kind::Host, "cannot read what was downloaded").because(error))?;
+            .map_err(|error| Failure::new(Kind::Host, "cannot read the downloaded layer").because(error))?;
         let (programs, dir) =
             (self.fleet.launch_context.programs.clone(), self.fleet.templates().layers_dir());
         let ids = ids::of_layers().map_err(failures::ids)?;
         let unpacked = tokio::task::spawn_blocking(move || {
             let unpack = || {
-                let drawn: [u8; 6] = sys::random::bytes()
-                    .map_err(|error| Failure::new(Kind::Host, "cannot draw a name").because(error))?;
+                let drawn: [u8; 6] = sys::random::bytes().map_err(|error| {
+                    Failure::new(Kind::Host, "cannot read random bytes from the kernel").because(error)
+                })?;
                 let draft = layers::LayerDraft::begin(
                     &programs,
                     &dir,
@@ -217,16 +219,16 @@ impl ImagePuller<'_> {
         });
         unpacked
             .await
-            .map_err(|error| Failure::new(Kind::Internal, "unpacking was cut short").because(error))?
+            .map_err(|error| Failure::new(Kind::Internal, "unpacking was interrupted").because(error))?
     }
 
-    /// Where blobs are while they are on their way.
+    /// The directory of unfinished downloads.
     pub(crate) fn images_dir(&self) -> std::path::PathBuf {
         self.fleet.data.join("images")
     }
 }
 
-/// What an image turned out to be.
+/// An image reference, resolved to a manifest.
 struct ResolvedImage {
     manifest: ImageManifest,
     digest: String,
@@ -249,17 +251,18 @@ impl From<Failure> for PullError {
     }
 }
 
-/// The id of a layer: no other kind of layer has it, whatever a registry calls its own.
+/// The id of an image's layer. The hash prevents collisions with other kinds of layers, whatever digest a registry
+/// sends.
 fn id_of(digest: &str) -> Result<LayerId, RegistryError> {
     let own = proto::event::hex(&Sha256::digest(format!("layer of an image {digest}")));
-    own[..32].parse().map_err(|_| malformed("a digest is no id"))
+    own[..32].parse().map_err(|_| malformed("a layer's digest cannot be used as an id"))
 }
 
 fn malformed(why: &str) -> RegistryError {
     RegistryError::Senseless(why.to_owned())
 }
 
-/// The manifest for a platform, through indexes if need be.
+/// Finds the manifest for a platform, through indexes if necessary.
 async fn find(
     registry: &RegistryClient,
     reference: &Reference,
@@ -277,7 +280,7 @@ async fn find(
             RegistryManifest::Index(index) => key = choose(&index, platform)?,
         }
     }
-    Err(malformed("it is an index of indexes of indexes").into())
+    Err(malformed("its indexes are nested too deeply").into())
 }
 
 enum RegistryManifest {
@@ -285,14 +288,14 @@ enum RegistryManifest {
     Index(Box<ImageIndex>),
 }
 
-/// What it is, it says itself: some registries name no type, and old ones a type of their own.
+/// Detects the kind of a manifest from its contents: some registries send no media type, and old ones send their own.
 fn read_manifest(bytes: &[u8]) -> Result<RegistryManifest, RegistryError> {
     #[derive(serde::Deserialize)]
     struct ManifestOutline {
         manifests: Option<serde::de::IgnoredAny>,
         layers: Option<serde::de::IgnoredAny>,
     }
-    let wrong = || malformed("its manifest makes no sense");
+    let wrong = || malformed("its manifest is malformed");
     let kind: ManifestOutline = serde_json::from_slice(bytes).map_err(|_| wrong())?;
     match (kind.manifests, kind.layers) {
         (Some(_), None) => serde_json::from_slice(bytes)
@@ -302,7 +305,7 @@ fn read_manifest(bytes: &[u8]) -> Result<RegistryManifest, RegistryError> {
             .map(|manifest| RegistryManifest::Image(Box::new(manifest)))
             .map_err(|_| wrong()),
         (None, None) => Err(malformed(
-            "its manifest is of the first kind, which nobody can prove: push it again with a newer Docker",
+            "its manifest has schema version 1, which has no verifiable digest: push the image again with a newer Docker",
         )),
         (Some(_), Some(_)) => Err(wrong()),
     }
@@ -341,7 +344,7 @@ fn check_layers(layers: &[Descriptor]) -> Result<(), Failure> {
         .hint("make one with fewer: docker build --squash, or one RUN for several"));
     }
     if layers.is_empty() {
-        return Err(Failure::new(Kind::Usage, "the image has no layers: there is nothing to begin with"));
+        return Err(Failure::new(Kind::Usage, "the image has no layers"));
     }
     for layer in layers {
         let kind = layer.media_type();
@@ -361,7 +364,7 @@ fn check_layers(layers: &[Descriptor]) -> Result<(), Failure> {
             return Err(Failure::new(
                 Kind::Usage,
                 format!(
-                    "a layer of the image is of a kind that cannot be a root: {}",
+                    "a layer of the image has an unsupported media type: {}",
                     proto::text::visible(kind.as_ref())
                 ),
             ));
@@ -370,7 +373,7 @@ fn check_layers(layers: &[Descriptor]) -> Result<(), Failure> {
             return Err(Failure::new(
                 Kind::Limit,
                 format!(
-                    "a layer of the image takes {}, and {} is the most",
+                    "a layer of the image has {}, and the limit is {}",
                     Size(layer.size()),
                     Size(LAYER_LEN_MAX)
                 ),
@@ -386,10 +389,10 @@ fn check_platform(config: &ImageConfiguration, platform: &Platform) -> Result<()
     }
     let found = proto::text::visible(&format!("{}/{}", config.os(), config.architecture()));
     Err(Failure::new(Kind::NotFound, format!("the image is for {found}, not for {platform}"))
-        .hint("if you want it all the same, say so: --platform"))
+        .hint("to use it anyway, name its platform: --platform"))
 }
 
-/// What Bodies take over.
+/// The template settings from an image's configuration.
 fn settings(config: &ImageConfiguration, dress: ImageProfile) -> Result<TemplateSettings, RegistryError> {
     let said = config.config().as_ref();
     let pair = |line: &String| line.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned()));
@@ -410,8 +413,8 @@ fn settings(config: &ImageConfiguration, dress: ImageProfile) -> Result<Template
     let workdir =
         said.and_then(|said| said.working_dir().as_deref()).filter(|dir| !dir.is_empty()).unwrap_or("/");
     crate::create::check_inside(std::path::Path::new(workdir))
-        .map_err(|_| malformed("its directory is no path"))?;
-    // A group by name is the account's own in all but the rarest images.
+        .map_err(|_| malformed("its working directory is not an absolute path"))?;
+    // In nearly all images a group given by name is the account's own group, so the name is dropped.
     let (name, group) = user.split_once(':').unwrap_or((user, ""));
     let numbers = [name, group].iter().all(|part| part.parse::<u32>().is_ok());
     let user = if numbers { user } else { name };
@@ -423,7 +426,7 @@ fn settings(config: &ImageConfiguration, dress: ImageProfile) -> Result<Template
     })
 }
 
-/// Why there is no image, for a person.
+/// Converts an error into a failure with a hint for the user.
 fn refused(image: &Image, error: RegistryError) -> Failure {
     let kind = match &error {
         RegistryError::NotFound(_) => Kind::NotFound,
@@ -434,26 +437,24 @@ fn refused(image: &Image, error: RegistryError) -> Failure {
         _ => Kind::Host,
     };
     let hint = match &error {
-        RegistryError::Unauthorized(_) => "say who you are: docker login, or fromImageRegistry in a build",
+        RegistryError::Unauthorized(_) => "give credentials: docker login, or fromImageRegistry in a build",
         RegistryError::NotFound(_) => {
-            "look at the name and the tag; a repository that is not yours may look like none"
+            "check the name and the tag; a registry may hide a private repository as not found"
         }
         RegistryError::Web(WebError::Within(_)) => {
-            "whoever runs this server may allow it: pal serve --registry HOST:PORT"
+            "the administrator of this server can allow it: pal serve --registry HOST:PORT"
         }
-        RegistryError::Web(WebError::Plain(_)) => {
-            "ask it with https, or say that plain text will do: --plain-http"
-        }
+        RegistryError::Web(WebError::Plain(_)) => "use https, or allow plain HTTP: --plain-http",
         RegistryError::Forged { .. } => {
-            "something between here and the registry changes what it sends, or it is broken; try again"
+            "a proxy changes the registry's answers, or the registry is broken; try again"
         }
         RegistryError::Keep(_) => "make room: pal gc",
-        _ => "try again later: what was brought is kept",
+        _ => "try again later: the downloaded parts are kept",
     };
-    // In one line, because clients of a build see no other.
+    // The message contains the causes in one line, because clients of a build see only the message.
     let why = std::iter::successors(std::error::Error::source(&error), |cause| cause.source())
         .fold(error.to_string(), |said, cause| format!("{said}: {cause}"));
-    Failure::new(kind, format!("cannot bring the image {}: {why}", image.shown())).hint(hint)
+    Failure::new(kind, format!("cannot pull the image {}: {why}", image.shown())).hint(hint)
 }
 
 #[cfg(test)]

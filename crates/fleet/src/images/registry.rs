@@ -1,4 +1,4 @@
-//! One repository of a registry: its door, its manifests, its blobs.
+//! A client for one repository of a registry: authentication, manifests and blobs.
 
 use std::sync::Mutex;
 
@@ -20,53 +20,53 @@ use super::{
 };
 use crate::lock_mutex;
 
-/// Longest manifest, and longest configuration of an image.
+/// Longest manifest, and longest configuration of an image, in bytes.
 pub const MANIFEST_LEN_MAX: usize = 4 << 20;
-/// Longest answer of a token service, and longest complaint.
+/// Longest answer of a token service, and longest error message of a registry, in bytes.
 const SHORT_LEN_MAX: usize = 256 << 10;
 const ACCEPTED: &str = "application/vnd.oci.image.index.v1+json, application/vnd.oci.image.manifest.v1+json, \
     application/vnd.docker.distribution.manifest.list.v2+json, application/vnd.docker.distribution.manifest.v2+json";
 
-/// Why a registry gave nothing.
+/// Why a request to a registry failed.
 #[derive(Debug, thiserror::Error)]
 pub enum RegistryError {
-    /// It cannot be asked.
+    /// The HTTP request failed.
     #[error(transparent)]
     Web(#[from] WebError),
-    /// It wants to know who asks, or does not let them in.
-    #[error("{0} wants to know who asks, or does not let them in")]
+    /// The registry refuses the credentials, or requires some.
+    #[error("{0} refuses the credentials, or requires some")]
     Unauthorized(String),
-    /// What was asked for is not there.
-    #[error("{0} does not have it")]
+    /// The registry does not have the object.
+    #[error("{0} does not have this image")]
     NotFound(String),
-    /// Something else.
+    /// The registry answered with another error status.
     #[error("{host} answers {status}: {said}")]
     Refused {
-        /// Who.
+        /// The registry.
         host: String,
-        /// The status.
+        /// The HTTP status.
         status: u16,
-        /// Its words, made fit for a terminal.
+        /// The registry's message, safe for a terminal.
         said: String,
     },
-    /// It is not what was asked for.
-    #[error("{host} sent something else than {digest}")]
+    /// The object does not have the requested digest.
+    #[error("{host} sent data that does not match {digest}")]
     Forged {
-        /// Who.
+        /// The registry.
         host: String,
-        /// What was asked for.
+        /// The requested digest.
         digest: String,
     },
-    /// It cannot be read.
+    /// The answer is malformed.
     #[error("{0}")]
     Senseless(String),
-    /// It cannot be kept here.
-    #[error("cannot keep what was downloaded")]
+    /// The object cannot be stored on this host.
+    #[error("cannot store the download")]
     Keep(#[from] std::io::Error),
 }
 
 impl RegistryError {
-    /// Whether it may be otherwise in a moment.
+    /// Whether a retry may succeed.
     pub fn may_pass(&self) -> bool {
         match self {
             Self::Web(error) => error.may_pass(),
@@ -76,17 +76,17 @@ impl RegistryError {
     }
 }
 
-/// One repository of a registry.
+/// A client for one repository of a registry.
 pub struct RegistryClient {
     web: HttpClient,
     host: String,
     repository: String,
     credentials: Option<RegistryCredentials>,
-    /// What it wants to see, once that is known.
+    /// The `Authorization` header, once the registry has asked for one.
     pass: Mutex<Option<HeaderValue>>,
 }
 
-/// What opens a door.
+/// An authentication scheme that a registry offers.
 #[derive(Debug, PartialEq, Eq)]
 enum Challenge {
     Basic,
@@ -100,7 +100,7 @@ struct Token {
 }
 
 impl RegistryClient {
-    /// The repository of that name.
+    /// Creates a client for the repository of that name.
     pub fn new(
         web: HttpClient,
         host: String,
@@ -110,26 +110,26 @@ impl RegistryClient {
         Self { web, host, repository, credentials, pass: Mutex::default() }
     }
 
-    /// Who it is: `HOST[:PORT]`.
+    /// The registry: `HOST[:PORT]`.
     pub fn host(&self) -> &str {
         &self.host
     }
 
-    /// A manifest, by tag or by digest, and its digest.
+    /// Fetches a manifest by tag or digest, and returns it with its digest.
     pub async fn manifest(&self, key: &str) -> Result<(Vec<u8>, String), RegistryError> {
         let mut headers = HeaderMap::new();
         headers.insert(header::ACCEPT, HeaderValue::from_static(ACCEPTED));
         let response = self.get(&format!("manifests/{key}"), headers).await?;
         let bytes = web::whole(response, MANIFEST_LEN_MAX, &self.host).await?;
         let digest = format!("sha256:{}", hex(&Sha256::digest(&bytes)));
-        // By digest, it proves itself; by tag, what was sent is what the tag means.
+        // A manifest requested by digest must match it; the digest of one requested by tag is what the tag means.
         if key.contains(':') && *key != digest {
             return Err(self.forged(key));
         }
         Ok((bytes, digest))
     }
 
-    /// A small blob, whole.
+    /// Fetches a small blob into memory.
     pub async fn small(&self, digest: &Digest) -> Result<Vec<u8>, RegistryError> {
         let response = self.blob(digest, 0).await?;
         let bytes = web::whole(response, MANIFEST_LEN_MAX, &self.host).await?;
@@ -140,7 +140,7 @@ impl RegistryClient {
         }
     }
 
-    /// A blob, from a byte on; whether it begins there is in the answer.
+    /// Fetches a blob from a byte offset on. The answer says whether the registry honoured the offset.
     pub async fn blob(&self, digest: &Digest, from: u64) -> Result<Response<Incoming>, RegistryError> {
         sha256(digest)?;
         let mut headers = HeaderMap::new();
@@ -153,7 +153,7 @@ impl RegistryClient {
         self.get(&format!("blobs/{digest}"), headers).await
     }
 
-    /// It sent something else than that.
+    /// The error for an object that does not have the requested digest.
     pub fn forged(&self, digest: &str) -> RegistryError {
         RegistryError::Forged { host: self.host.clone(), digest: proto::text::visible(digest) }
     }
@@ -161,13 +161,13 @@ impl RegistryClient {
     async fn get(&self, path: &str, headers: HeaderMap) -> Result<Response<Incoming>, RegistryError> {
         let uri = self.web.address(&format!("/v2/{}/{path}", self.repository))?;
         let response = self.ask(&uri, headers.clone()).await?;
-        // Whoever a redirect led to is told nothing, whatever it asks for.
+        // The target of a redirect gets no credentials, even if it asks for some.
         if response.status() != StatusCode::UNAUTHORIZED
             || response.extensions().get::<RedirectMark>().is_some()
         {
             return self.good(response).await;
         }
-        // Once: a door that stays closed with a fresh pass is closed.
+        // One attempt only: a registry that refuses a fresh token will refuse the next one too.
         let pass = self.answer(response.headers()).await?;
         *lock_mutex(&self.pass) = Some(pass);
         let response = self.ask(&uri, headers).await?;
@@ -197,7 +197,7 @@ impl RegistryClient {
         }
     }
 
-    /// What to send, after what the registry said it wants.
+    /// Computes the `Authorization` header that answers the registry's challenge.
     async fn answer(&self, headers: &HeaderMap) -> Result<HeaderValue, RegistryError> {
         let closed = || RegistryError::Unauthorized(self.host.clone());
         let said = headers.get_all(header::WWW_AUTHENTICATE).iter().filter_map(|said| said.to_str().ok());
@@ -223,7 +223,7 @@ impl RegistryClient {
         service: Option<&str>,
         basic: Option<HeaderValue>,
     ) -> Result<HeaderValue, RegistryError> {
-        let wrong = || malformed("where its tokens are");
+        let wrong = || malformed("the address of its token service");
         let mut query = form(&[("scope", &format!("repository:{}:pull", self.repository))]);
         if let Some(service) = service {
             query = format!("{}&{query}", form(&[("service", service)]));
@@ -247,16 +247,16 @@ impl RegistryClient {
     }
 }
 
-/// The one digest in use, as hexadecimal digits.
+/// The hexadecimal digits of a SHA-256 digest, the only supported algorithm.
 pub fn sha256(digest: &Digest) -> Result<&str, RegistryError> {
     match digest.algorithm() {
         DigestAlgorithm::Sha256 => Ok(digest.digest()),
-        _ => Err(RegistryError::Senseless("it names its parts by another digest than SHA-256".into())),
+        _ => Err(RegistryError::Senseless("it uses a digest other than SHA-256".into())),
     }
 }
 
 fn malformed(what: &str) -> RegistryError {
-    RegistryError::Senseless(format!("the registry's word for {what} makes no sense"))
+    RegistryError::Senseless(format!("the registry's answer is malformed: {what}"))
 }
 
 fn basic(credentials: &RegistryCredentials) -> Option<HeaderValue> {

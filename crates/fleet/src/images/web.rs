@@ -1,7 +1,7 @@
-//! Asking a server of the web: one connection for each question, with a deadline and a size for everything.
+//! An HTTP client for registries: one connection per request, with a deadline and a size limit for everything.
 //!
-//! Invariant: a name is looked up once, and what is connected to is what was judged.
-//! Invariant: what was given for one server is not sent to another when a redirect leads there.
+//! Invariant: a name is resolved once; the client connects to the same addresses that it checked.
+//! Invariant: headers for one server are not sent to another server when a redirect leads there.
 
 use std::{
     io,
@@ -29,74 +29,74 @@ use super::{PrivateAddresses, RegistryAccess, address::is_public};
 
 const CONNECT: Duration = Duration::from_secs(15);
 const ANSWER: Duration = Duration::from_secs(60);
-/// How long a server may send nothing in the middle.
+/// How long a server may pause in the middle of an answer.
 pub const STALL: Duration = Duration::from_secs(60);
 const REDIRECTS_MAX: usize = 5;
 const USER_AGENT: &str = concat!("palisade/", env!("CARGO_PKG_VERSION"));
 
-/// Why there is no answer.
+/// Why an HTTP request got no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum WebError {
-    /// No such host, or nobody listens.
+    /// The host name does not resolve, or no server listens.
     #[error("cannot reach {host}")]
     Unreachable {
-        /// Whom.
+        /// The host.
         host: String,
-        /// Why.
+        /// The error of the kernel.
         #[source]
         source: io::Error,
     },
-    /// It is in the network of this machine, and whoever asks may not look there.
-    #[error("{0} is an address of this machine or its network")]
+    /// The server is on a private address, which the policy forbids.
+    #[error("{0} is a private address: of this host or its networks")]
     Within(String),
-    /// It would be said in plain text.
-    #[error("{0} would be asked without encryption")]
+    /// The request would go over plain HTTP.
+    #[error("{0} would be reached without encryption")]
     Plain(String),
-    /// It leads on and on, or to nowhere.
-    #[error("{0} redirects too often, or to nowhere")]
+    /// Too many redirects, or a redirect to an invalid address.
+    #[error("{0} redirects too often, or to an invalid address")]
     Astray(String),
-    /// It broke off, or does not speak HTTP.
+    /// The connection broke, or the server does not speak HTTP.
     #[error("the connection to {host} broke")]
     Broken {
-        /// To whom.
+        /// The host.
         host: String,
-        /// Why.
+        /// The error of the HTTP library.
         #[source]
         source: hyper::Error,
     },
-    /// It takes too long.
+    /// The server did not answer in time.
     #[error("{0} does not answer")]
     Silent(String),
-    /// It says more than it may.
+    /// The answer is longer than its limit.
     #[error("{0} sends more than it may")]
     TooMuch(String),
 }
 
 impl WebError {
-    /// Whether it may be otherwise in a moment.
+    /// Whether a retry may succeed.
     pub fn may_pass(&self) -> bool {
         matches!(self, Self::Unreachable { .. } | Self::Broken { .. } | Self::Silent(_))
     }
 }
 
-/// Marks an answer that a redirect to another server led to.
+/// Marks an answer of another server, to which a redirect led.
 #[derive(Debug, Clone, Copy)]
 pub struct RedirectMark;
 
-/// Where one may go, judged by the first server.
+/// An HTTP client whose allowed targets depend on the first server.
 #[derive(Debug, Clone)]
 pub struct HttpClient {
     reach: RegistryAccess,
     /// `HOST[:PORT]` of the first server.
     host: String,
-    /// It is in the network of this machine, so it may lead there.
+    /// Whether the first server is on a private address; then redirects may lead to private addresses.
     within: bool,
-    /// It is asked without encryption, so it may lead to others like it.
+    /// Whether the first server uses plain HTTP; then redirects may lead to plain HTTP.
     plain: bool,
 }
 
 impl HttpClient {
-    /// What can be reached from that registry: `HOST[:PORT]`.
+    /// Creates a client for a registry, given as `HOST[:PORT]`, and checks its addresses against the policy.
     pub async fn from(host: &str, reach: RegistryAccess) -> Result<Self, WebError> {
         let plain = is_loopback(host) || reach.plain.iter().any(|known| known == host);
         let web = Self { within: true, plain, host: host.to_owned(), reach };
@@ -112,13 +112,14 @@ impl HttpClient {
         Ok(Self { within, ..web })
     }
 
-    /// The address of a path at the first server.
+    /// The URL of a path on the first server.
     pub fn address(&self, path: &str) -> Result<Uri, WebError> {
         let scheme = if self.plain { "http" } else { "https" };
         format!("{scheme}://{}{path}", self.host).parse().map_err(|_| WebError::Astray(self.host.clone()))
     }
 
-    /// Asks; follows redirects. Headers are for that server alone, and an answer of another is marked as [`RedirectMark`].
+    /// Sends a GET request and follows redirects. The headers go to the first server only; the answer of another
+    /// server carries a [`RedirectMark`].
     pub async fn get(&self, uri: &Uri, headers: &HeaderMap) -> Result<Response<Incoming>, WebError> {
         let first = uri;
         let (mut uri, mut headers) = (uri.clone(), headers.clone());
@@ -196,7 +197,7 @@ where
     sender.send_request(request).await
 }
 
-/// The next piece of an answer.
+/// Reads the next chunk of an answer.
 pub async fn piece(body: &mut Incoming, host: &str) -> Result<Option<Bytes>, WebError> {
     loop {
         match timeout(STALL, body.frame()).await.map_err(|_| WebError::Silent(host.to_owned()))? {
@@ -210,7 +211,7 @@ pub async fn piece(body: &mut Incoming, host: &str) -> Result<Option<Bytes>, Web
     }
 }
 
-/// A whole answer, if it is not too long.
+/// Reads a whole answer of at most `max` bytes.
 pub async fn whole(response: Response<Incoming>, max: usize, host: &str) -> Result<Vec<u8>, WebError> {
     let mut body = response.into_body();
     let mut bytes = Vec::new();
@@ -238,7 +239,7 @@ async fn look_up(uri: &Uri) -> Result<Vec<SocketAddr>, WebError> {
     if found.is_empty() { Err(unreachable(io::ErrorKind::NotFound.into())) } else { Ok(found) }
 }
 
-/// Where a redirect leads: an address of its own, or a path at the same server.
+/// Resolves the target of a redirect: an absolute URL, or a path on the same server.
 fn join(from: &Uri, place: &str) -> Option<Uri> {
     let next: Uri = if place.starts_with('/') && !place.starts_with("//") {
         format!("{}://{}{place}", from.scheme_str()?, from.authority()?).parse().ok()?
@@ -247,7 +248,7 @@ fn join(from: &Uri, place: &str) -> Option<Uri> {
     };
     let known = matches!(next.scheme_str(), Some("http" | "https"))
         && next.host().is_some_and(|host| !host.is_empty());
-    // A name before the host would be sent as if it were part of it.
+    // User information before the host (`user@host`) would become part of the `Host` header.
     (known && !next.authority()?.as_str().contains('@')).then_some(next)
 }
 
@@ -255,7 +256,7 @@ fn origin(uri: &Uri) -> (Option<&Scheme>, Option<&Authority>) {
     (uri.scheme(), uri.authority())
 }
 
-/// `HOST[:PORT]`.
+/// Formats a URL as `HOST[:PORT]`.
 pub fn shown(uri: &Uri) -> String {
     uri.authority().map_or_else(String::new, |authority| proto::text::visible(authority.as_str()))
 }
@@ -269,7 +270,7 @@ fn is_loopback(host: &str) -> bool {
     name == "localhost" || unbracketed(&name).parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
-/// Whom this machine trusts, read once.
+/// The TLS configuration with the certificates that this host trusts, read once.
 fn trust() -> Arc<ClientConfig> {
     static TRUST: OnceLock<Arc<ClientConfig>> = OnceLock::new();
     TRUST
@@ -326,7 +327,7 @@ mod tests {
         assert!(matches!(inside(refused.clone()).await, Err(WebError::Within(_))));
         assert!(inside(RegistryAccess::default()).await.is_ok());
         assert!(inside(RegistryAccess { trusted: vec!["127.0.0.1:9".into()], ..refused }).await.is_ok());
-        // A server of the web that names an address inside: by redirect, or as its token service.
+        // A public server that leads to a private address, by a redirect or as its token service.
         let web = HttpClient {
             reach: RegistryAccess::default(),
             host: "registry.example".into(),

@@ -1,7 +1,9 @@
-//! The template build engine: each step in a Body on top of what was before, each result a layer.
+//! The template build engine: runs each step in a Body on top of the layers so far, and keeps the step's changes as a
+//! layer.
 //!
-//! A layer is named by the hash of what is below it and of the step, so a step that was done before is not done again.
-//! Trust: commands and files of a build are as hostile as any other of a Body; they run in one, and nowhere else.
+//! A layer's id is the hash of the layers below it and of the step, so a step that was built before is reused.
+//! Trust: the commands and files of a build are as hostile as those of any Body. Commands run in a Body and nowhere
+//! else.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -32,21 +34,21 @@ use crate::{
     drivers::DEFAULT_LAYER, egress::EgressSession, failures,
 };
 
-/// Most steps of one build.
+/// Most steps in one build.
 pub const STEPS_MAX: usize = 1000;
-/// What one COPY may bring, unpacked.
+/// Limits of the files of one COPY, unpacked.
 const COPY_MAX: ArchiveLimits = ArchiveLimits { bytes: 8 << 30, entries: 1_000_000 };
-/// How long one step may take.
+/// Longest run time of one step.
 const STEP_WALL: Duration = Duration::from_secs(3600);
 const STAGE: &str = "/tmp/.palisade-copy";
-/// How much of a command's output is searched for the reason of its failure.
+/// How many bytes at the end of a command's output are searched for the reason of its failure.
 const TAIL_MAX: usize = 16 << 10;
 const CHUNK: usize = 128 << 10;
-/// How often it is looked where a command was let out to.
+/// How often the build reads the decisions of the egress proxy.
 const DECISIONS_EVERY: Duration = Duration::from_millis(250);
-/// Names that one command was not let out to and that are said.
+/// Most denials of one command that the build reports.
 const DENIALS_MAX: usize = 64;
-/// What programs say when there is no network.
+/// Messages that programs print if there is no network.
 const NO_NETWORK: &[&str] = &[
     "Could not resolve",
     "Temporary failure in name resolution",
@@ -58,70 +60,70 @@ const NO_NETWORK: &[&str] = &[
     "getaddrinfo",
 ];
 
-/// A template to be built.
+/// A request to build a template.
 #[derive(Debug, Clone)]
 pub struct BuildRequest {
-    /// What it begins with.
+    /// The base of the template.
     pub from: BaseImage,
-    /// What is done to it, in order.
+    /// The steps, in order.
     pub steps: Vec<BuildStep>,
-    /// What its Bodies run from their start.
+    /// The command that runs from each start of the template's Bodies.
     pub start: Option<StartCommand>,
-    /// Nothing that was done before is good enough.
+    /// Whether all steps run again, even those that were built before.
     pub force: bool,
-    /// Names that its commands may reach, as rules of an egress policy; without any they reach nothing.
+    /// Egress rules for the commands of the build; without any, the commands have no network.
     pub allow: Vec<String>,
 }
 
-/// What a template begins with.
+/// The base of a template.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BaseImage {
     /// Another template, by name.
     Template(String),
-    /// An image of a registry.
+    /// An image from a registry.
     Image(Image),
 }
 
-/// One step.
+/// One step of a build.
 #[derive(Debug, Clone)]
 pub struct BuildStep {
-    /// What is done.
+    /// The instruction of this step.
     pub act: Instruction,
-    /// It is done also when it was done before.
+    /// Whether the step runs again even if it was built before.
     pub force: bool,
 }
 
-/// What a step does.
+/// The instruction of a step.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Instruction {
-    /// Brings files in.
+    /// Copies files into the template.
     Copy {
-        /// Which of the archive's, as a path or a pattern.
+        /// The files of the archive to copy, as a path or a pattern.
         source: String,
-        /// To where.
+        /// The target path.
         target: String,
-        /// Whose they become.
+        /// The owner of the copied files.
         owner: Option<String>,
-        /// Their permission bits, in octal.
+        /// The permission bits of the copied files, in octal.
         mode: Option<String>,
-        /// The hash of the archive, as its sender computed it.
+        /// The hash of the archive, computed by its sender.
         hash: String,
-        /// The archive.
+        /// The path of the archive.
         #[serde(skip)]
         archive: PathBuf,
     },
-    /// Runs a line of shell.
+    /// Runs a shell command.
     Run {
-        /// The line.
+        /// The command.
         command: String,
-        /// Who runs it.
+        /// The user that runs it.
         user: Option<String>,
     },
     /// Sets environment variables.
     Env(Vec<(String, String)>),
-    /// Sets where commands run, and makes that directory.
+    /// Sets the working directory of commands, and creates it.
     Workdir(String),
-    /// Sets who runs commands.
+    /// Sets the user of commands.
     User(String),
 }
 
@@ -140,11 +142,11 @@ impl Instruction {
     }
 }
 
-/// Where a build stands.
+/// The state of a build between two steps.
 pub(super) struct BuildStage {
     pub layers: Vec<LayerId>,
     pub settings: TemplateSettings,
-    /// Names all that was done so far.
+    /// The hash of all steps so far.
     pub chain: String,
 }
 
@@ -166,10 +168,10 @@ impl BuildStage {
     }
 }
 
-/// A failure and the step it belongs to, in E2B's words: `base`, a number from 1 on, `finalize`.
+/// A failure and its step, in E2B's terms: `base`, a number from 1 on, or `finalize`.
 type StepFailure = (String, Failure);
 
-/// The builds of templates: from instructions, from images, and from Debian's packages.
+/// Builds templates: from instructions, from images, and from Debian's packages.
 #[derive(Debug, Clone, Copy)]
 pub struct Builds<'a> {
     pub(crate) fleet: &'a Fleet,
@@ -177,7 +179,7 @@ pub struct Builds<'a> {
 }
 
 impl Builds<'_> {
-    /// Builds a template; the job hears how it goes, and its tags mean the build when it is whole.
+    /// Builds a template. Reports the progress to the job; when the build is complete, the job's tags refer to it.
     pub async fn build(&self, job: &BuildJob, request: BuildRequest) -> Result<TemplateBuild, Failure> {
         let built = self.build_steps(job, request).await;
         match &built {
@@ -247,10 +249,10 @@ impl Builds<'_> {
         if build.layers.is_empty() {
             return Err(Failure::new(
                 Kind::Host,
-                format!("template {name} is this machine's own root, which nothing can be built on"),
+                format!("template {name} is this host's own root, which cannot be the base of a build"),
             )
             .hint(
-                "make the real one: apt-get install mmdebstrap && pal template rm base && pal setup base",
+                "create the real one: apt-get install mmdebstrap && pal template rm base && pal setup base",
             ));
         }
         let chain = digest(&[&serde_json::to_string(&build.layers).unwrap_or_default()]);
@@ -272,8 +274,9 @@ impl Builds<'_> {
         let context = serde_json::to_string(&(&step.act, &stand.settings.env, stand.user(), stand.workdir()))
             .unwrap_or_default();
         let salt = if force {
-            hex(&sys::random::bytes::<16>()
-                .map_err(|error| Failure::new(Kind::Host, "cannot draw an id").because(error))?)
+            hex(&sys::random::bytes::<16>().map_err(|error| {
+                Failure::new(Kind::Host, "cannot read random bytes from the kernel").because(error)
+            })?)
         } else {
             String::new()
         };
@@ -321,8 +324,8 @@ impl Builds<'_> {
         }
     }
 
-    /// Does something in a Body on top of what is there, and keeps what it changed; or finds that done already.
-    /// `allow` is what that Body may reach.
+    /// Runs `act` in a Body on top of the layers so far and keeps its changes as a layer, or reuses the layer if it
+    /// exists. `allow` has the egress rules of that Body.
     pub(super) async fn layer(
         &self,
         job: &BuildJob,
@@ -334,8 +337,9 @@ impl Builds<'_> {
             return Err(Failure::new(Kind::Limit, format!("a template has at most {LAYERS_MAX} layers"))
                 .hint("join steps: each RUN, COPY and WORKDIR makes one"));
         }
-        let id: LayerId =
-            stand.chain[..32].parse().map_err(|_| Failure::new(Kind::Internal, "a hash is no id"))?;
+        let id: LayerId = stand.chain[..32]
+            .parse()
+            .map_err(|_| Failure::new(Kind::Internal, "a hash cannot be used as an id"))?;
         if body::layers::read(&self.fleet.templates().layers_dir().join(id.as_str())).is_ok() {
             job.say("CACHED");
             stand.layers.insert(0, id);
@@ -379,7 +383,7 @@ impl Builds<'_> {
         request.limits.memory = job.memory;
         request.role = BodyRole::Step;
         if let Some(egress) = egress {
-            // In this Body alone: what the template is started with knows nothing of it.
+            // The variables are for this Body only; they do not become part of the template's settings.
             request.env = egress.env();
             request.egress = Some(egress.spec.clone());
         }
@@ -397,7 +401,7 @@ impl Builds<'_> {
         run_blocking(|| self.keep_layer_of(body, &view, id, about))
     }
 
-    /// Makes a layer of the files of a Body that is stopped.
+    /// Turns the files of a stopped Body into a layer.
     fn keep_layer_of(
         &self,
         body: &BodyId,
@@ -406,7 +410,8 @@ impl Builds<'_> {
         about: &str,
     ) -> Result<(), Failure> {
         if view.spec.egress.is_some() {
-            // Where the socket of its egress proxy was mounted: an empty directory, which is not the template's.
+            // The mount point of the egress proxy's socket is an empty directory, which must not become part of the
+            // template.
             let place = self
                 .fleet
                 .body_path(body)
@@ -435,7 +440,7 @@ impl Builds<'_> {
         user: &str,
         workdir: &str,
     ) -> Result<(), Failure> {
-        // A login shell, as E2B has it; images without bash have the other one.
+        // E2B runs commands in a login shell: bash, or sh in images without bash.
         let choose = r#"if [ -x /bin/bash ]; then exec /bin/bash -l -c "$1"; fi; exec /bin/sh -l -c "$1""#;
         let argv = ["/bin/sh", "-c", choose, "sh", command];
         let request = ExecRequest {
@@ -463,16 +468,16 @@ impl Builds<'_> {
             Failure::new(Kind::Usage, format!("failed to run command '{shown}': exit status {code}"));
         let closed = egress.is_none();
         Err(match egress.as_ref().and_then(|egress| egress.denied.first()) {
-            Some(first) => with_reason(failure, &format!("it was not let out to {first}")).hint(format!("allow it: pal serve --build-allow {0}, or pal template build --allow {0}; for a devcontainer.json in palisade.toml: [prepare] allow = [\"{0}\"]", first.to)),
+            Some(first) => with_reason(failure, &format!("the egress proxy denied {first}")).hint(format!("allow it: pal serve --build-allow {0}, or pal template build --allow {0}; for a devcontainer.json in palisade.toml: [prepare] allow = [\"{0}\"]", first.to)),
             None if closed && NO_NETWORK.iter().any(|said| tail.contains(said)) => {
-                let hint = "commands of this build have no network: bring what they need with COPY";
+                let hint = "commands of this build have no network: copy what they need with COPY";
                 with_reason(failure, hint).hint(hint)
             }
             None => failure,
         })
     }
 
-    /// A line of our own, as root of the Body.
+    /// Runs a script of Palisade's own as root in the Body.
     pub(super) async fn run_script(
         &self,
         job: &BuildJob,
@@ -496,7 +501,7 @@ impl Builds<'_> {
         }
     }
 
-    /// Runs a command and passes on what it says and where it was not let out to, until it ends or the build is called off.
+    /// Runs a command and reports its output and its denied connections, until it ends or the build is cancelled.
     async fn watch(
         &self,
         job: &BuildJob,
@@ -526,7 +531,7 @@ impl Builds<'_> {
         Ok((code, tail))
     }
 
-    /// Says where a command was not let out to, each target once.
+    /// Reports the connections of a command that the egress proxy denied, each target once.
     fn tell_denials(
         &self,
         job: &BuildJob,
@@ -538,12 +543,12 @@ impl Builds<'_> {
         for denied in
             self.fleet.egress().note_denials(body, egress)?.iter().take(DENIALS_MAX.saturating_sub(told))
         {
-            job.warn(&format!("network: not let out to {denied}"));
+            job.warn(&format!("network: the egress proxy denied {denied}"));
         }
         Ok(())
     }
 
-    /// Sends an archive's files to the stage in a Body.
+    /// Sends the files of an archive to the staging directory in a Body.
     async fn send_archive(&self, body: &BodyId, archive: &std::path::Path) -> Result<(), Failure> {
         let file = File::open(archive).map_err(|error| {
             Failure::new(Kind::NotFound, "the files of this step were never uploaded")
@@ -571,8 +576,9 @@ impl Builds<'_> {
         let sent = self.fleet.guest(body).write_tree(STAGE, Some("root"), receiver).await;
         let walked = walked
             .await
-            .map_err(|error| Failure::new(Kind::Internal, "the copy was cut short").because(error))?;
-        // A bad archive is the cause of whatever the guest then says; a guest that refused is the cause of a broken pipe.
+            .map_err(|error| Failure::new(Kind::Internal, "the copy was interrupted").because(error))?;
+        // If the archive is bad, that is the cause, whatever the guest answers. A broken pipe means that the guest
+        // refused.
         match walked {
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
                 Err(Failure::new(Kind::Usage, format!("cannot copy the uploaded files: {error}")))
@@ -581,7 +587,7 @@ impl Builds<'_> {
         }
     }
 
-    /// Starts a Body from the result, as its users will, before anybody can.
+    /// Starts a Body from the result, as a test, before the template can be used.
     async fn finalize(&self, job: &BuildJob, stand: BuildStage) -> Result<TemplateBuild, Failure> {
         job.check()?;
         job.say("[finalize] starting a Body from the template");
@@ -629,12 +635,13 @@ impl Builds<'_> {
     }
 }
 
-/// The same failure with its reason in its words: E2B's clients show nothing else.
+/// Adds the reason to a failure's message, because E2B's clients show only the message.
 fn with_reason(failure: Failure, reason: &str) -> Failure {
     Failure { message: format!("{} ({reason})", failure.message), ..failure }
 }
 
-/// Puts what stands on the stage where it belongs, as Docker's COPY does. Arguments: stage, source, target, owner, mode.
+/// Copies the staged files to their target, as Docker's COPY does. Arguments: staging directory, source, target,
+/// owner, mode.
 const PLACE: &str = r#"
 set -e
 stage=$1; source=$2; target=$3; owner=$4; mode=$5
@@ -667,7 +674,7 @@ esac
 cd /; rm -rf "$stage"
 "#;
 
-/// Turns entries of an archive into a tree for the guest.
+/// Converts the entries of an archive to a tree for the guest.
 struct ArchiveForwarder {
     pieces: mpsc::Sender<Result<Bytes, io::Error>>,
     held: BytesMut,
@@ -685,7 +692,7 @@ impl ArchiveForwarder {
         self.pieces.blocking_send(Ok(piece)).map_err(|_| io::ErrorKind::BrokenPipe.into())
     }
 
-    /// Directories above a path that the archive did not name.
+    /// Sends the parent directories of a path that the archive does not contain.
     fn above(&mut self, path: &[u8]) -> io::Result<()> {
         for (at, _) in path.iter().enumerate().filter(|(_, byte)| **byte == b'/') {
             if self.made.insert(path[..at].to_vec()) {
@@ -723,7 +730,7 @@ impl Sink for ArchiveForwarder {
                 }
             }
             LayerEntryKind::Same(_) => {
-                Err(io::Error::other("it holds a hard link: send the file twice instead"))
+                Err(io::Error::other("the archive contains a hard link: send the file twice instead"))
             }
             LayerEntryKind::Gone | LayerEntryKind::Opaque | LayerEntryKind::End => Ok(()),
         }
@@ -739,7 +746,7 @@ pub(crate) fn digest(parts: &[&str]) -> String {
     hex(&hasher.finalize())
 }
 
-/// E2B's own images are our own templates.
+/// Maps E2B's own images to Palisade's templates.
 fn own_image(image: &str) -> Option<&'static str> {
     let image = image.trim_start_matches("docker.io/");
     let name = image.split([':', '@']).next().unwrap_or(image);
@@ -750,7 +757,7 @@ fn own_image(image: &str) -> Option<&'static str> {
     }
 }
 
-/// `$NAME` and `${NAME}` of what is set, as a shell would put them in.
+/// Replaces `$NAME` and `${NAME}` with values of `env`, as a shell would.
 fn expand(value: &str, env: &BTreeMap<String, String>) -> String {
     let mut out = String::new();
     let mut rest = value;
@@ -770,14 +777,14 @@ fn expand(value: &str, env: &BTreeMap<String, String>) -> String {
     out + rest
 }
 
-/// Where programs are, where nobody said otherwise.
+/// The default `PATH`.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Begins a build that has an id already.
+/// Generates the id of a build.
 pub(crate) fn job_id() -> Result<BuildId, Failure> {
-    Ok(BuildId::from_random(
-        sys::random::bytes().map_err(|error| Failure::new(Kind::Host, "cannot draw an id").because(error))?,
-    ))
+    Ok(BuildId::from_random(sys::random::bytes().map_err(|error| {
+        Failure::new(Kind::Host, "cannot read random bytes from the kernel").because(error)
+    })?))
 }
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
-//! A build's steps as a Dockerfile has them.
+//! Parses a Dockerfile into the steps of a build.
 //!
-//! FROM, RUN, COPY, ENV, WORKDIR, USER and ARG are done. What changes no file (LABEL, CMD, ENTRYPOINT, EXPOSE, …) is
-//! left out and told. Everything else is refused by its line: a build that is done by half is none.
-//! Trust: the text is a repository's. It becomes steps of a build, which run in Bodies, and nothing else.
+//! Supported are FROM, RUN, COPY, ENV, WORKDIR, USER and ARG. Instructions that change no file (LABEL, CMD,
+//! ENTRYPOINT, EXPOSE, …) are ignored with a note. Every other instruction is an error that names its line, so no
+//! build is silently incomplete.
+//! Trust: the text comes from a repository. It only becomes steps of a build, which run in Bodies.
 
 use std::collections::BTreeMap;
 
@@ -10,23 +11,23 @@ use proto::{Failure, Kind};
 
 use super::Instruction;
 
-/// Instructions that say something of a container that a Body is not.
+/// Instructions that configure a container and have no meaning for a Body.
 const LEFT_OUT: &[&str] =
     &["LABEL", "MAINTAINER", "CMD", "ENTRYPOINT", "EXPOSE", "STOPSIGNAL", "HEALTHCHECK"];
 const HINT: &str = "a line is FROM, RUN, COPY, ENV, WORKDIR, USER or ARG with its arguments";
 
-/// A file that was read.
+/// A parsed Dockerfile.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Dockerfile {
-    /// What to begin with.
+    /// The base image.
     pub from: String,
-    /// What is done to it; what a COPY brings is not packed yet.
+    /// The instructions after FROM; the archives of COPY do not exist yet.
     pub acts: Vec<Instruction>,
-    /// What was left out.
+    /// Notes about ignored instructions.
     pub notes: Vec<String>,
 }
 
-/// Reads a Dockerfile. `arguments` take the place of what ARG has as a default; `target` is the stage that is wanted.
+/// Parses a Dockerfile. `arguments` override the defaults of ARG; `target` is the name of the wanted stage.
 pub fn read(
     text: &str,
     arguments: &BTreeMap<String, String>,
@@ -46,9 +47,8 @@ pub fn read(
             .line(&line)
             .map_err(|why| Failure::new(Kind::Usage, format!("line {number}: {why}")).hint(HINT))?;
     }
-    let nothing = || {
-        Failure::new(Kind::Usage, "the file does not say FROM what to begin").hint("begin it with: FROM base")
-    };
+    let nothing =
+        || Failure::new(Kind::Usage, "the file has no FROM instruction").hint("begin it with: FROM base");
     let from = reader.from.ok_or_else(nothing)?;
     if let Some(target) = target.filter(|target| reader.stage.as_deref() != Some(*target)) {
         return Err(Failure::new(
@@ -59,7 +59,7 @@ pub fn read(
     Ok(Dockerfile { from, acts: reader.acts, notes: reader.notes })
 }
 
-/// Lines with those that go on, without comments; each with the number of its first.
+/// Joins continued lines and drops comments; each result has the number of its first line.
 fn joined(text: &str) -> Result<Vec<(usize, String)>, Failure> {
     let mut lines: Vec<(usize, String)> = Vec::new();
     let mut goes_on = false;
@@ -69,9 +69,11 @@ fn joined(text: &str) -> Result<Vec<(usize, String)>, Failure> {
             .strip_prefix('#')
             .is_some_and(|rest| rest.trim_start().to_ascii_lowercase().starts_with("escape=`"))
         {
-            return Err(
-                Failure::new(Kind::Usage, "the escape character of the file is none of Linux'").hint(HINT)
-            );
+            return Err(Failure::new(
+                Kind::Usage,
+                "unsupported `# escape=` directive (only `\\` is supported)",
+            )
+            .hint(HINT));
         }
         if plain.starts_with('#') || (plain.is_empty() && !goes_on) {
             continue;
@@ -91,9 +93,9 @@ fn joined(text: &str) -> Result<Vec<(usize, String)>, Failure> {
 
 struct DockerfileParser<'a> {
     arguments: &'a BTreeMap<String, String>,
-    /// Values of ARG and ENV so far.
+    /// The values of ARG and ENV so far.
     known: BTreeMap<String, String>,
-    /// Names of ARGs that commands see.
+    /// The names of the ARGs that commands see.
     args: Vec<String>,
     from: Option<String>,
     stage: Option<String>,
@@ -109,7 +111,7 @@ impl DockerfileParser<'_> {
             .ok_or("it has no arguments")?;
         let verb = verb.to_ascii_uppercase();
         if self.from.is_none() && verb != "FROM" && verb != "ARG" {
-            return Err("only ARG may stand before FROM".into());
+            return Err("only ARG is allowed before FROM".into());
         }
         match verb.as_str() {
             "FROM" => self.from(rest),
@@ -120,16 +122,17 @@ impl DockerfileParser<'_> {
             "WORKDIR" => self.path_of(rest).map(|path| self.acts.push(Instruction::Workdir(path))),
             "USER" => self.path_of(rest).map(|name| self.acts.push(Instruction::User(name))),
             verb if LEFT_OUT.contains(&verb) => {
-                self.notes.push(format!("{verb} is left out: a Body runs what it is asked to"));
+                self.notes
+                    .push(format!("{verb} is ignored: a Body runs the commands that its caller starts"));
                 Ok(())
             }
-            verb => Err(format!("{} is not done", proto::text::visible(verb))),
+            verb => Err(format!("{} is not supported", proto::text::visible(verb))),
         }
     }
 
     fn from(&mut self, rest: &str) -> Result<(), String> {
         if self.from.is_some() {
-            return Err("a second FROM: builds of several stages are not done".into());
+            return Err("a second FROM: multi-stage builds are not supported".into());
         }
         let words: Vec<&str> = rest.split_whitespace().collect();
         match words[..] {
@@ -140,7 +143,7 @@ impl DockerfileParser<'_> {
             }
             _ => return Err("FROM has an image, perhaps AS a name, and no options".into()),
         }
-        // What was said before FROM is for FROM alone.
+        // ARGs before FROM apply to FROM only.
         self.known.clear();
         self.args.clear();
         Ok(())
@@ -150,7 +153,7 @@ impl DockerfileParser<'_> {
         for (name, value) in pairs_or_names(rest)? {
             let default = value.map(|value| self.filled(&value)).transpose()?;
             let Some(value) = self.arguments.get(&name).cloned().or(default) else { continue };
-            // ENV goes before ARG.
+            // ENV takes precedence over ARG.
             if self.known.contains_key(&name) && !self.args.contains(&name) {
                 continue;
             }
@@ -171,7 +174,7 @@ impl DockerfileParser<'_> {
         };
         for (name, value) in pairs {
             let value = value.ok_or("ENV has a name and a value")?;
-            // What only the image knows is put in when the step is done.
+            // Variables that only the image defines are expanded when the step runs.
             let value = fill(&value, &self.known, |name| Ok(format!("${{{name}}}")))?;
             self.args.retain(|other| *other != name);
             self.known.insert(name.clone(), value.clone());
@@ -182,7 +185,7 @@ impl DockerfileParser<'_> {
 
     fn run(&mut self, rest: &str) -> Result<(), String> {
         if rest.starts_with("--") {
-            return Err("RUN with options is not done".into());
+            return Err("RUN with options is not supported".into());
         }
         if rest.contains("<<")
             && rest
@@ -190,7 +193,7 @@ impl DockerfileParser<'_> {
                 .nth(1)
                 .is_some_and(|end| end.starts_with(|c: char| c.is_ascii_alphabetic() || "-'\"".contains(c)))
         {
-            return Err("RUN with a text below it is not done: write it as a line".into());
+            return Err("RUN with a here-document is not supported: write it as one line".into());
         }
         let command = match words_of_list(rest)? {
             Some(words) => words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" "),
@@ -213,7 +216,7 @@ impl DockerfileParser<'_> {
             match option.split_once('=') {
                 Some(("chown", value)) => owner = Some(self.filled(value)?),
                 Some(("chmod", value)) => mode = Some(self.filled(value)?),
-                _ => return Err(format!("COPY --{} is not done", proto::text::visible(option))),
+                _ => return Err(format!("COPY --{} is not supported", proto::text::visible(option))),
             }
             rest = after.trim();
         }
@@ -247,7 +250,7 @@ impl DockerfileParser<'_> {
         self.filled(rest.trim_matches('"'))
     }
 
-    /// A text with what ARG and ENV said in it.
+    /// Expands the variables of ARG and ENV in a text.
     fn filled(&self, text: &str) -> Result<String, String> {
         fill(text, &self.known, |name| {
             Err(format!("it names ${}, which neither ARG nor ENV before it sets", proto::text::visible(name)))
@@ -259,17 +262,17 @@ fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
-/// The words of a list such as `["a", "b"]`; none where it is no list.
+/// Parses a list such as `["a", "b"]`; `None` if the text is not a list.
 fn words_of_list(text: &str) -> Result<Option<Vec<String>>, String> {
     if !text.starts_with('[') {
         return Ok(None);
     }
     serde_json::from_str(text)
         .map(Some)
-        .or_else(|_| if text.contains('"') { Err("its list cannot be read".into()) } else { Ok(None) })
+        .or_else(|_| if text.contains('"') { Err("its JSON list is malformed".into()) } else { Ok(None) })
 }
 
-/// `NAME=value OTHER="a b"`, or names alone.
+/// Parses `NAME=value OTHER="a b"`, or names without values.
 fn pairs_or_names(text: &str) -> Result<Vec<(String, Option<String>)>, String> {
     let mut pairs = Vec::new();
     for word in words(text)? {
@@ -277,14 +280,14 @@ fn pairs_or_names(text: &str) -> Result<Vec<(String, Option<String>)>, String> {
             .split_once('=')
             .map_or((word.as_str(), None), |(name, value)| (name, Some(value.to_owned())));
         if name.is_empty() || !name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_') {
-            return Err(format!("{:?} names no variable", proto::text::visible(name)));
+            return Err(format!("{:?} is not a variable name", proto::text::visible(name)));
         }
         pairs.push((name.to_owned(), value));
     }
     Ok(pairs)
 }
 
-/// Words as a shell would take them apart, without their quotes.
+/// Splits a text into words as a shell does, and removes quotes.
 fn words(text: &str) -> Result<Vec<String>, String> {
     let mut words: Vec<String> = Vec::new();
     let (mut word, mut inside, mut quote) = (String::new(), false, None);
@@ -315,7 +318,7 @@ fn words(text: &str) -> Result<Vec<String>, String> {
     Ok(words)
 }
 
-/// Puts `$NAME`, `${NAME}`, `${NAME:-else}` and `${NAME:+then}` in.
+/// Expands `$NAME`, `${NAME}`, `${NAME:-else}` and `${NAME:+then}`.
 fn fill(
     text: &str,
     known: &BTreeMap<String, String>,
@@ -342,7 +345,7 @@ fn fill(
             (None, Some(("+", _))) => {}
             (None, Some(("-", instead))) => out.push_str(instead),
             (_, Some((sign, _))) if sign != "-" => {
-                return Err(format!("${{{}}} is not understood", proto::text::visible(inner)));
+                return Err(format!("${{{}}} is not supported", proto::text::visible(inner)));
             }
             (Some(value), _) => out.push_str(value),
             (None, _) => out.push_str(&unknown(name)?),
@@ -390,7 +393,7 @@ mod tests {
             Instruction::User("root".into()),
         ];
         assert_eq!((read.from.as_str(), read.acts), ("base", acts.to_vec()));
-        assert_eq!(read.notes, ["CMD is left out: a Body runs what it is asked to"]);
+        assert_eq!(read.notes, ["CMD is ignored: a Body runs the commands that its caller starts"]);
     }
 
     #[test]
@@ -416,16 +419,16 @@ mod tests {
             ("", "FROM"),
             ("RUN x", "line 1"),
             ("FROM a\nFROM b", "line 2: a second FROM"),
-            ("FROM a\nADD x y", "line 2: ADD is not done"),
+            ("FROM a\nADD x y", "line 2: ADD is not supported"),
             ("FROM a\nCOPY x", "line 2"),
             ("FROM a\nENV A", "line 2"),
-            ("FROM a\nCOPY --from=b a b", "COPY --from=b is not done"),
+            ("FROM a\nCOPY --from=b a b", "COPY --from=b is not supported"),
             ("FROM a\nRUN --mount=type=cache x", "line 2"),
             ("FROM a\nRUN <<EOF", "line 2"),
             ("FROM --platform=x a", "line 1"),
             ("FROM a\nCOPY a b c", "ends with `/`"),
             ("FROM a\n\nWORKDIR $NO", "line 3: it names $NO"),
-            ("FROM a\nSHELL [\"x\"]", "SHELL is not done"),
+            ("FROM a\nSHELL [\"x\"]", "SHELL is not supported"),
             ("FROM $X", "line 1"),
             ("FROM a\nENV A=\"x", "quote"),
         ] {

@@ -1,4 +1,4 @@
-//! Templates that begin with an image of a registry.
+//! Templates whose base is an image from a registry.
 
 use proto::{
     Failure, Kind,
@@ -16,7 +16,7 @@ use crate::{
 };
 
 impl Builds<'_> {
-    /// A template from an image as it is; what `with` says of its settings goes before what the image says.
+    /// Imports an image unchanged as a template; the settings in `with` override those of the image.
     pub async fn import_image(
         &self,
         name: &str,
@@ -32,7 +32,7 @@ impl Builds<'_> {
         self.finish_build(template, layers, settings, &format!("the image {}, {digest}", image.reference))
     }
 
-    /// What a build stands on that begins with an image.
+    /// The initial state of a build whose base is an image.
     pub(super) async fn begin_image(&self, job: &BuildJob, image: &Image) -> Result<BuildStage, Failure> {
         let mut say = |said: &str| job.say(said);
         let puller = self.fleet.image_puller();
@@ -50,7 +50,7 @@ impl Builds<'_> {
             })
             .await
             .map_err(|failure| {
-                Failure::new(Kind::Usage, "the image cannot be given an account `user`")
+                Failure::new(Kind::Usage, "cannot create the account `user` in the image")
                     .because(failure)
                     .hint("E2B's builds need a shell, mkdir, chmod and chown in the image")
             })?;
@@ -59,7 +59,8 @@ impl Builds<'_> {
     }
 }
 
-/// Makes an account `user`, as E2B's clients expect it, and has login shells keep the image's own PATH. Argument: that.
+/// Creates an account `user`, which E2B's clients expect, and makes login shells keep the image's own PATH, the
+/// argument.
 const ACCOUNT: &str = r#"
 set -e
 has() { while IFS=: read -r name _ number _; do [ "$name" != "$2" ] && [ "$number" != "$2" ] || return 0; done < "$1"; return 1; }

@@ -1,4 +1,4 @@
-//! What `code-interpreter-v1` has beyond `base`: Python's packages, and the program that runs code.
+//! The additions of `code-interpreter-v1` to `base`: Python packages, and the server that runs code.
 
 use proto::{
     Failure, Kind,
@@ -6,7 +6,7 @@ use proto::{
 };
 use tar::{Builder, EntryType, Header};
 
-/// Where the program is in the template.
+/// The directory of the server in the template.
 const HOME: &str = "opt/palisade/interpreter";
 const FILES: &[(&str, &[u8])] = &[
     ("server.py", include_bytes!("../../../../interpreter/server.py")),
@@ -19,7 +19,7 @@ const FILES: &[(&str, &[u8])] = &[
 const PACKAGES: &str = include_str!("../../../../interpreter/packages.txt");
 const REQUIREMENTS: &str = include_str!("../../../../interpreter/requirements.txt");
 
-/// Its settings: those of `base`, and the program running.
+/// The template's settings: those of `base`, with the server as start command.
 pub fn settings() -> TemplateSettings {
     let start = StartCommand {
         command: Some(format!("exec python3 -B /{HOME}/server.py")),
@@ -28,7 +28,7 @@ pub fn settings() -> TemplateSettings {
     TemplateSettings { start: Some(start), ..super::setup::own_settings() }
 }
 
-/// Installs the packages from PyPI into the new root, as lines for mmdebstrap.
+/// Hooks for mmdebstrap that install the packages from PyPI into the new root.
 pub fn hooks() -> Vec<String> {
     let wanted: Vec<&str> = REQUIREMENTS
         .lines()
@@ -38,14 +38,14 @@ pub fn hooks() -> Vec<String> {
         .collect();
     let quoted: Vec<String> = wanted.iter().map(|package| format!("'{package}'")).collect();
     vec![
-        // PyPI is trusted as this machine trusts it, whoever signs for it here.
+        // pip verifies PyPI with the certificates that this host trusts, which may include those of a proxy.
         r#"cp /etc/ssl/certs/ca-certificates.crt "$1/tmp/ca.crt" || cp "$1/etc/ssl/certs/ca-certificates.crt" "$1/tmp/ca.crt""#.to_owned(),
         format!(r#"chroot "$1" pip install --cert /tmp/ca.crt --no-cache-dir --disable-pip-version-check --root-user-action=ignore --no-input --quiet {}"#, quoted.join(" ")),
         r#"rm -rf "$1"/root/.cache "$1/tmp/ca.crt""#.to_owned(),
     ]
 }
 
-/// The archive of the layer that holds the program.
+/// The archive of the layer that contains the server.
 pub fn archive() -> Result<Vec<u8>, Failure> {
     let cannot = |error: std::io::Error| {
         Failure::new(Kind::Internal, "cannot pack the code interpreter").because(error)

@@ -1,7 +1,7 @@
-//! Builds that run: what they said, whether they are called off, and what is known of them afterwards.
+//! Running builds: their log, their cancellation and their status afterwards.
 //!
-//! Invariant: what a build said is on disk before anybody can have read it, so a client that polls goes on where it was
-//! also when the server was killed in between; a build whose process is gone says that it was cut short.
+//! Invariant: a line of a build's log is on disk before a client can read it, so a polling client continues where it
+//! was even if the server was killed in between. A build whose process is gone is reported as interrupted.
 
 use std::{
     borrow::Cow,
@@ -27,50 +27,51 @@ use crate::{
     records::{BUILD_JOBS, key_of},
 };
 
-/// How much of what a build says is kept: the end of it goes.
+/// Most bytes of a build's log; the rest is dropped.
 const LOG_BYTES_MAX: usize = 4 << 20;
 const LINE_LEN_MAX: usize = 4096;
-/// Longest file of what a build said: escapes and times beside the words.
+/// Longest log file, which also contains JSON escapes and times.
 const LOG_FILE_MAX: u64 = 64 << 20;
-const CUT_SHORT: &str = "the build was cut short: the process that built it is gone; build it again, and steps that were done are not done again";
-/// Builds that work at the same time; others wait.
+const CUT_SHORT: &str =
+    "the build was interrupted: its process is gone; build again, and finished steps are reused";
+/// Most builds that run at the same time; others wait.
 const AT_ONCE: usize = 2;
-/// Builds whose words are still in memory.
+/// Most builds whose log stays in memory.
 const JOBS_MAX: usize = 256;
-/// Builds that were asked for and not begun, of one template.
+/// Most builds of one template that are requested and not started.
 const WAITING_MAX: usize = 64;
 
-/// One line that a build said.
+/// One line of a build's log.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogLine {
-    /// When, RFC 3339.
+    /// The time, RFC 3339.
     pub at: String,
-    /// What.
+    /// The text.
     pub message: String,
-    /// How bad.
+    /// The severity.
     pub level: Cow<'static, str>,
 }
 
-/// How a build is.
+/// The state of a build.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum BuildState {
-    /// Asked for, not begun.
+    /// Requested, not started.
     Waiting,
-    /// At work, or waiting for others to end.
+    /// Running, or waiting for other builds.
     Building,
-    /// Whole.
+    /// Complete.
     Ready,
-    /// Given up, at that step and for that reason.
+    /// Failed.
     Error {
-        /// `base`, a number from 1 on, or `finalize`.
+        /// The step that failed: `base`, a number from 1 on, or `finalize`.
         step: Option<String>,
-        /// Why.
+        /// The reason.
         message: String,
     },
 }
 
-/// What is written down of a build that is not whole.
+/// The record of a build that is not complete.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct BuildJobRecord {
     tags: Vec<String>,
@@ -83,18 +84,18 @@ pub(crate) struct BuildJobRecord {
     begun: Option<(i32, u64)>,
 }
 
-/// One build.
+/// A build.
 #[derive(Debug)]
 pub struct BuildJob {
-    /// Which.
+    /// The id of the build.
     pub id: BuildId,
-    /// Of which template.
+    /// The template.
     pub template: TemplateId,
-    /// Tags that will mean it.
+    /// Tags that will refer to this build.
     pub tags: Vec<String>,
-    /// Processor time of its Bodies.
+    /// CPU limit of its Bodies, in thousandths of a CPU.
     pub cpu_milli: Option<u32>,
-    /// Memory of its Bodies.
+    /// Memory limit of its Bodies.
     pub memory: Option<Size>,
     log: Mutex<BuildLog>,
     off: Mutex<bool>,
@@ -107,7 +108,7 @@ struct BuildLog {
     lines: Vec<LogLine>,
     bytes: usize,
     source: String,
-    /// The same lines for whoever comes later, from another process.
+    /// The log file, from which other processes read the lines.
     file: Option<File>,
 }
 
@@ -117,7 +118,7 @@ impl BuildLog {
     }
 }
 
-/// Builds of this process.
+/// The builds of this process.
 #[derive(Debug)]
 pub(crate) struct BuildJobs {
     running: Mutex<HashMap<BuildId, Arc<BuildJob>>>,
@@ -131,12 +132,12 @@ impl Default for BuildJobs {
 }
 
 impl BuildJob {
-    /// Adds a line.
+    /// Adds a line to the log.
     pub fn say(&self, message: &str) {
         self.write(message, "info");
     }
 
-    /// Adds a line that asks for attention.
+    /// Adds a warning to the log.
     pub(crate) fn warn(&self, message: &str) {
         self.write(message, "warn");
     }
@@ -152,12 +153,12 @@ impl BuildJob {
         let mut message: String = message.chars().take(LINE_LEN_MAX).collect();
         log.bytes += message.len() + 64;
         if log.bytes >= LOG_BYTES_MAX {
-            message = "the build says more than 4 MiB; the rest is not kept".into();
+            message = "the build's log is longer than 4 MiB; the rest is dropped".into();
         }
         let said = LogLine { at: store::clock::now(), message, level: level.into() };
-        // A disk that is full costs the words of a build, not the build.
+        // A full disk loses lines of the log, but does not fail the build.
         if let (Some(file), Ok(line)) = (&mut log.file, serde_json::to_string(&said)) {
-            // A line that is written by half would take the next one with it.
+            // After a partial line, the next line would be unreadable too, so the file is given up.
             if file.write_all(format!("{line}\n").as_bytes()).is_err() {
                 log.file = None;
             }
@@ -165,7 +166,7 @@ impl BuildJob {
         log.lines.push(said);
     }
 
-    /// What it began with, in words.
+    /// The description of the base.
     pub(crate) fn source(&self) -> String {
         lock_mutex(&self.log).source.clone()
     }
@@ -186,24 +187,24 @@ impl BuildJob {
         log.file = None;
     }
 
-    /// How it is, and what it said from a line on.
+    /// The state of the build, and the lines of its log from `offset` on.
     pub fn log_lines(&self, offset: usize, limit: usize) -> (BuildState, Vec<LogLine>) {
         let log = lock_mutex(&self.log);
         (log.state.clone(), log.lines.iter().skip(offset).take(limit).cloned().collect())
     }
 
-    /// Calls it off: it ends as soon as it notices.
+    /// Cancels the build: it ends at its next check.
     pub fn cancel(&self) {
         *lock_mutex(&self.off) = true;
         self.told_off.notify_waiters();
     }
 
-    /// Fails where it was called off.
+    /// Fails if the build was cancelled.
     pub(crate) fn check(&self) -> Result<(), Failure> {
         if *lock_mutex(&self.off) { Err(cancelled_failure()) } else { Ok(()) }
     }
 
-    /// Waits until it is.
+    /// Waits until the build is cancelled.
     pub(crate) async fn wait_cancelled(&self) {
         loop {
             let told = self.told_off.notified();
@@ -214,17 +215,17 @@ impl BuildJob {
         }
     }
 
-    /// Takes output in pieces and adds it line by line.
+    /// A writer that splits output into lines of the log.
     pub(crate) fn lines(&self) -> LineWriter<'_> {
         LineWriter { job: self, held: Vec::new(), tail: Vec::new() }
     }
 }
 
 pub(crate) fn cancelled_failure() -> Failure {
-    Failure::new(Kind::Conflict, "the build was called off")
+    Failure::new(Kind::Conflict, "the build was cancelled")
 }
 
-/// Output that becomes lines.
+/// Splits output into lines of the log.
 pub(crate) struct LineWriter<'a> {
     job: &'a BuildJob,
     held: Vec<u8>,
@@ -252,7 +253,7 @@ impl LineWriter<'_> {
         self.job.say(text.trim_end_matches('\r'));
     }
 
-    /// The last of it, as text.
+    /// Flushes the last line, and returns the last `max` bytes of the output as text.
     pub(crate) fn finish(mut self, max: usize) -> String {
         if !self.held.is_empty() {
             self.line();
@@ -263,7 +264,7 @@ impl LineWriter<'_> {
 }
 
 impl Builds<'_> {
-    /// Asks for a build of the template of that name, which is made if there is none.
+    /// Requests a build of the template of that name, and creates the template if there is none.
     pub fn request(
         &self,
         name: &str,
@@ -299,14 +300,13 @@ impl Builds<'_> {
         Ok(self.jobs.add(job))
     }
 
-    /// A build that was asked for; the caller begins it.
+    /// Takes a requested build; the caller starts it.
     pub fn begin(&self, template: &TemplateId, id: &BuildId) -> Result<Arc<BuildJob>, Failure> {
         let job = self.job(template, id)?;
         let mut log = lock_mutex(&job.log);
         if log.state != BuildState::Waiting {
-            return Err(
-                Failure::new(Kind::Conflict, format!("build {id} was begun already")).hint("ask for another")
-            );
+            return Err(Failure::new(Kind::Conflict, format!("build {id} was already started"))
+                .hint("request another build"));
         }
         let pid = std::process::id() as i32;
         self.write_job(&job, None, sys::proc::start_ticks(pid).ok().map(|ticks| (pid, ticks)))?;
@@ -314,7 +314,7 @@ impl Builds<'_> {
         let file = fs::create_dir_all(path.parent().unwrap_or(&path))
             .and_then(|()| OpenOptions::new().create(true).append(true).open(&path));
         log.file = Some(file.map_err(|error| {
-            Failure::new(Kind::Host, "cannot write down what the build says")
+            Failure::new(Kind::Host, "cannot create the log of the build")
                 .because(error)
                 .hint("make room: pal gc")
         })?);
@@ -323,7 +323,7 @@ impl Builds<'_> {
         Ok(job)
     }
 
-    /// Waits until few enough others build.
+    /// Waits until fewer than the maximum of builds run.
     pub async fn wait_turn(&self) -> Option<tokio::sync::OwnedSemaphorePermit> {
         self.jobs.turns.clone().acquire_owned().await.ok()
     }
@@ -333,12 +333,12 @@ impl Builds<'_> {
         if let Some(job) = known {
             return Ok(job);
         }
-        // Asked for from a process that is gone.
+        // A process that is gone requested this build.
         let unknown =
             || Failure::new(Kind::NotFound, format!("there is no build {id} of template {template}"));
         let key = build_key(template, id)?;
         if self.fleet.templates().build(template, id)?.is_some() {
-            // It was complete, and its process ended before it had removed the job.
+            // The build was complete, but its process ended before it removed the job.
             self.table().remove(&key)?;
         }
         let asked = self.table().get(&key)?.ok_or_else(unknown)?.value;
@@ -357,7 +357,7 @@ impl Builds<'_> {
         match (asked.failed, asked.begun) {
             (Some((step, message)), _) => log.state = BuildState::Error { step, message },
             (None, Some((pid, ticks))) if body::dir::alive(pid, ticks).is_some() => {
-                // Another process builds it: what is known now is no longer true in a moment.
+                // Another process runs this build, so this state is not cached.
                 log.state = BuildState::Building;
                 drop(log);
                 return Ok(Arc::new(job));
@@ -369,7 +369,7 @@ impl Builds<'_> {
         Ok(self.jobs.add(job))
     }
 
-    /// How a build is, and what it said from a line on.
+    /// The state of a build, and the lines of its log from an offset on.
     pub fn status(
         &self,
         template: &TemplateId,
@@ -389,11 +389,11 @@ impl Builds<'_> {
         Err(Failure::new(Kind::NotFound, format!("there is no build {id} of template {template}")))
     }
 
-    /// What a build said, as far as its process came.
+    /// Reads the log file of a build, up to where its process came.
     fn earlier_lines(&self, template: &TemplateId, id: &BuildId) -> Vec<LogLine> {
         let Ok(file) = std::fs::File::open(self.log_path(template, id)) else { return Vec::new() };
         let lines = std::io::BufReader::new(file.take(LOG_FILE_MAX)).split(b'\n').map_while(Result::ok);
-        // The last line may have been cut, also within a character.
+        // The last line may be truncated, even within a character.
         lines.filter_map(|line| serde_json::from_slice(&line).ok()).collect()
     }
 
@@ -450,7 +450,7 @@ impl Builds<'_> {
 }
 
 impl BuildJobs {
-    /// Calls off every build of a template.
+    /// Cancels every build of a template.
     pub(crate) fn cancel_builds_of(&self, template: &TemplateId) {
         lock_mutex(&self.running)
             .values()

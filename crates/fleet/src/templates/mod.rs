@@ -1,7 +1,7 @@
-//! Templates: their names, their tags, their builds, and what a Body made from one stands on.
+//! Templates: their names, tags and builds, and the resolution of a template into the layers of a Body.
 //!
-//! Invariant: a build that is written down is whole and never changes; names and tags move, builds do not.
-//! Invariant: layers are shared and go when no build, Body or snapshot stands on them any more.
+//! Invariant: a recorded build is complete and never changes; names and tags may change.
+//! Invariant: layers are shared; a layer is removed when no build, Body or snapshot uses it any more.
 
 pub(crate) mod build;
 pub mod dockerfile;
@@ -44,51 +44,51 @@ use crate::{
 
 /// Most tags of one template.
 const TAGS_MAX: usize = 256;
-/// Names that mean something else.
+/// Names with another meaning, which a template cannot have.
 const RESERVED: &[&str] = &["host"];
 
 /// A template as callers see it.
 #[derive(Debug, Clone, Serialize)]
 pub struct TemplateView {
-    /// Its record.
+    /// The record.
     #[serde(flatten)]
     pub template: Template,
-    /// Its builds that are whole, newest first.
+    /// The complete builds, newest first.
     pub builds: Vec<TemplateBuild>,
-    /// What its layers take, those it shares with others included.
+    /// The size of its layers, including those that it shares with other templates.
     pub bytes: u64,
 }
 
 impl TemplateView {
-    /// The build that the name alone means.
+    /// The build that the template's name refers to without a tag.
     pub fn default_build(&self) -> Option<&TemplateBuild> {
         let wanted = &self.template.tags.get(DEFAULT_TAG)?.build;
         self.builds.iter().find(|build| build.id == *wanted)
     }
 }
 
-/// What a Body is to be made from.
+/// A template, resolved to everything that a new Body takes from it.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ResolvedTemplate {
-    /// What is below its upper.
+    /// The layers below the Body's upper.
     pub rootfs: RootfsStack,
-    /// What its spec says of that.
+    /// The base that the Body's spec records.
     pub base: Option<BodyBase>,
-    /// What it takes over.
+    /// The settings that the Body inherits.
     pub settings: TemplateSettings,
-    /// Repositories that come with a snapshot.
+    /// The repositories that a snapshot contains.
     pub workspaces: Vec<Workspace>,
-    /// The home that comes with it.
+    /// The home that a snapshot contains.
     pub home: Option<Home>,
-    /// What its Bodies run at each start.
+    /// Shell commands that run at each start of its Bodies.
     pub at_start: Vec<String>,
-    /// Their ports that somebody will want to reach.
+    /// Ports inside that the user will want to reach.
     pub ports: Vec<u16>,
-    /// The snapshot that it starts from.
+    /// The snapshot that the Body starts from.
     pub snapshot: Option<SnapshotSource>,
 }
 
-/// The templates of a fleet: their records, names, tags and builds that are complete.
+/// The templates of a fleet: their records, names, tags and complete builds.
 #[derive(Debug, Clone, Copy)]
 pub struct Templates<'a> {
     pub(crate) fleet: &'a Fleet,
@@ -122,7 +122,7 @@ impl Templates<'_> {
         Ok(views)
     }
 
-    /// One template, by id, name or alias; a tag is ignored.
+    /// Returns one template by id, name or alias; ignores a tag.
     pub fn view(&self, key: &str) -> Result<TemplateView, Failure> {
         self.template_view(self.find(key)?.ok_or_else(|| unknown(key))?)
     }
@@ -148,7 +148,7 @@ impl Templates<'_> {
         Ok(self.build_table().values(Some(&key_of([id.as_str()])?))?)
     }
 
-    /// A complete build, if there is one of that id.
+    /// A complete build by its id, if there is one.
     pub(crate) fn build(
         &self,
         template: &TemplateId,
@@ -157,7 +157,7 @@ impl Templates<'_> {
         Ok(self.build_table().get(&build_key(template, id)?)?.map(|found| found.value))
     }
 
-    /// The record of a template, by id, name or alias; a tag is ignored.
+    /// The record of a template by id, name or alias; ignores a tag.
     pub fn find(&self, key: &str) -> Result<Option<Template>, Failure> {
         let Ok(named) = key.parse::<TemplateName>() else { return Ok(None) };
         let mut templates = self.records()?;
@@ -170,14 +170,14 @@ impl Templates<'_> {
         Ok(by_id.or_else(by_name).map(|at| templates.swap_remove(at)))
     }
 
-    /// The build that `key` means: by name and tag, by id and tag, or by the build's own id.
+    /// Finds the build that `key` refers to: by name and tag, by id and tag, or by the build's own id.
     pub fn find_build(&self, key: &str) -> Result<TemplateBuild, Failure> {
         let template = self.find(key)?.ok_or_else(|| unknown(key))?;
         let asked = key.parse::<TemplateName>().ok().and_then(|named| named.tag);
         let tag = asked.as_deref().unwrap_or(DEFAULT_TAG);
         let by_id = || tag.parse::<BuildId>().ok();
         let meant = |tag: &str| template.tags.get(tag).map(|tag| tag.build.clone());
-        // Without a default, a template has been built under other tags only; the name alone then means none of them.
+        // A template without a default build was only built under other tags; its plain name refers to none of them.
         let latest = || meant(DEFAULT_TAG).filter(|_| tag == "latest");
         let id = meant(tag).or_else(by_id).or_else(latest).ok_or_else(|| {
             Failure::new(
@@ -196,7 +196,7 @@ impl Templates<'_> {
         })
     }
 
-    /// What a Body of that template is made from.
+    /// Resolves the name of a template or a snapshot for a new Body.
     pub(crate) fn resolve(&self, key: &str) -> Result<ResolvedTemplate, Failure> {
         if key == "host" {
             return Ok(ResolvedTemplate::default());
@@ -212,7 +212,7 @@ impl Templates<'_> {
         self.origin_of_snapshot(manifest)
     }
 
-    /// The same for a snapshot.
+    /// Resolves a snapshot for a new Body.
     pub(crate) fn origin_of_snapshot(&self, manifest: SnapshotManifest) -> Result<ResolvedTemplate, Failure> {
         let rootfs = self.fleet.snapshots().under_snapshot(&manifest)?;
         let dir = self.fleet.snapshots().path(&manifest.id);
@@ -228,10 +228,10 @@ impl Templates<'_> {
         })
     }
 
-    /// The same for a build.
+    /// Resolves a build for a new Body.
     pub(crate) fn origin_of(&self, build: TemplateBuild) -> Result<ResolvedTemplate, Failure> {
         if build.layers.is_empty() {
-            // Made where there was nothing to make it from: the host's own root.
+            // A build without layers: `base` on a host that could not build it, where it is the host's own root.
             return Ok(ResolvedTemplate { settings: build.settings, ..ResolvedTemplate::default() });
         }
         let layers = self.layers_below(&build.layers)?;
@@ -262,7 +262,7 @@ impl Templates<'_> {
         ids.iter().map(below).collect()
     }
 
-    /// What is below a Body that exists.
+    /// The layers below an existing Body.
     pub(crate) fn rootfs_stack(&self, spec: &Spec) -> Result<RootfsStack, Failure> {
         let layers = spec.base.as_ref().map(|base| self.layers_below(&base.layers)).transpose()?;
         Ok(RootfsStack {
@@ -273,14 +273,15 @@ impl Templates<'_> {
         })
     }
 
-    /// A template of that name, made if there is none.
+    /// Finds the template of that name, or creates it.
     pub fn find_or_create(&self, name: &str) -> Result<Template, Failure> {
         let named = check_name(name)?;
         if let Some(template) = self.find(&named.name)? {
             return Ok(template);
         }
-        let drawn = sys::random::bytes()
-            .map_err(|error| Failure::new(Kind::Host, "cannot draw an id").because(error))?;
+        let drawn = sys::random::bytes().map_err(|error| {
+            Failure::new(Kind::Host, "cannot read random bytes from the kernel").because(error)
+        })?;
         let now = store::clock::now();
         let template = Template {
             v: VERSION,
@@ -297,7 +298,7 @@ impl Templates<'_> {
         self.fleet.log().note(TemplateCreated { template: id.clone(), name: name.clone() })?;
         match self.table().create(&key_of([&name])?, &template) {
             Ok(_) => Ok(template),
-            // Another `pal` created it meanwhile: this one is none, and the log says so.
+            // Another `pal` created it meanwhile: this creation is void, and the log records that.
             Err(error) if error.is_conflict() => {
                 self.fleet.log().note(TemplateRemoved { template: id, name: name.clone() })?;
                 self.find(&name)?.ok_or_else(|| unknown(&name))
@@ -306,7 +307,7 @@ impl Templates<'_> {
         }
     }
 
-    /// Changes a template's record; the change is an event first.
+    /// Changes a template's record; the event of the change comes first.
     fn change_template(
         &self,
         key: &str,
@@ -314,7 +315,7 @@ impl Templates<'_> {
     ) -> Result<Template, Failure> {
         let Template { id, name, .. } = self.find(key)?.ok_or_else(|| unknown(key))?;
         let changed = self.table().change(&key_of([&name])?, |found| {
-            // A template that was removed meanwhile, and perhaps another one that took its name.
+            // The template may have been removed meanwhile, and another may have its name.
             let before = found.filter(|found| found.id == id).ok_or_else(|| unknown(key))?;
             let mut template = before.clone();
             change(&mut template)?;
@@ -333,7 +334,7 @@ impl Templates<'_> {
         changed.ok_or_else(|| unknown(key))
     }
 
-    /// Whether Bodies of other keys may start from it.
+    /// Sets whether Bodies of other API keys may start from the template.
     pub fn publish(&self, key: &str, public: bool) -> Result<Template, Failure> {
         self.change_template(key, |template| {
             template.public = public;
@@ -341,7 +342,7 @@ impl Templates<'_> {
         })
     }
 
-    /// Has a template that is new belong to a key.
+    /// Sets the API key that owns a new template.
     pub fn assign_owner(&self, key: &str, owner: &str) -> Result<(), Failure> {
         self.change_template(key, |template| {
             if template.owner.is_none() && template.tags.is_empty() {
@@ -352,17 +353,17 @@ impl Templates<'_> {
         .map(drop)
     }
 
-    /// Where files that were sent for its builds are kept.
+    /// The directory of the files that clients uploaded for its builds.
     pub fn files_dir(&self, id: &TemplateId) -> PathBuf {
         self.template_dir(id).join("files")
     }
 
-    /// What whoever may send these files was told, and nobody else can know.
+    /// The token that a client needs to upload these files. Only clients that may upload them receive it.
     pub fn upload_token(&self, id: &TemplateId, hash: &str) -> String {
         data::upload_token(&self.fleet.key, id, hash)
     }
 
-    /// Has these tags mean the build that `target` means today.
+    /// Points these tags at the build that `target` refers to now.
     pub fn tag(&self, target: &str, tags: &[String]) -> Result<BuildId, Failure> {
         let build = self.find_build(target)?;
         check_tags(tags)?;
@@ -380,7 +381,7 @@ impl Templates<'_> {
         Ok(build.id)
     }
 
-    /// Removes tags; those that are not there are an error.
+    /// Removes tags; a missing tag is an error.
     pub fn untag(&self, key: &str, tags: &[String]) -> Result<(), Failure> {
         self.change_template(key, |template| {
             for tag in tags {
@@ -397,7 +398,7 @@ impl Templates<'_> {
         .map(drop)
     }
 
-    /// Writes a whole build down and points tags at it.
+    /// Records a complete build and points tags at it.
     pub(crate) fn keep_build(&self, build: &TemplateBuild, tags: &[String]) -> Result<(), Failure> {
         self.fleet.log().note(TemplateBuilt {
             template: build.template.clone(),
@@ -416,21 +417,21 @@ impl Templates<'_> {
         .map(drop)
     }
 
-    /// Removes a template. Bodies and snapshots that stand on its layers keep them.
+    /// Removes a template. Bodies and snapshots that use its layers keep them.
     pub fn remove(&self, key: &str) -> Result<TemplateId, Failure> {
         let template = self.find(key)?.ok_or_else(|| unknown(key))?;
         self.fleet.jobs.cancel_builds_of(&template.id);
         self.fleet
             .log()
             .note(TemplateRemoved { template: template.id.clone(), name: template.name.clone() })?;
-        // Without its record it is no template any more; `gc` does the rest where this process is killed.
+        // Without its record the template is gone; if this process is killed now, `gc` removes the rest.
         self.table().remove(&key_of([&template.name])?)?;
         self.remove_leftovers(&template.id)?;
         self.fleet.garbage().drop_unused_layers()?;
         Ok(template.id)
     }
 
-    /// Removes builds, jobs and files of a template that is none any more.
+    /// Removes the builds, jobs and files of a removed template.
     fn remove_leftovers(&self, id: &TemplateId) -> Result<(), Failure> {
         for bucket in [BUILDS, BUILD_JOBS] {
             let table = self.fleet.table::<Value>(bucket);
@@ -448,9 +449,9 @@ impl Templates<'_> {
         }
     }
 
-    /// Removes what templates left that were removed by a `pal` that was killed.
+    /// Removes the remains of templates whose removal was interrupted.
     pub(crate) fn sweep(&self, sweep: GcMode, found: &mut Vec<GarbageItem>) -> Result<(), Failure> {
-        // Builds first: a template that a build belongs to existed before it.
+        // Builds are listed first: a build's template was created before the build.
         let mut left = BTreeSet::new();
         for bucket in [BUILDS, BUILD_JOBS] {
             let records = self.fleet.records().list(bucket, None)?.records.into_iter();
@@ -476,7 +477,7 @@ pub(crate) fn build_key(template: &TemplateId, build: &BuildId) -> Result<Record
     key_of([template.as_str(), build.as_str()])
 }
 
-/// A name that a template may have.
+/// Checks the name of a template.
 pub(crate) fn check_name(name: &str) -> Result<TemplateName, Failure> {
     let named: TemplateName = name
         .parse()
@@ -484,7 +485,7 @@ pub(crate) fn check_name(name: &str) -> Result<TemplateName, Failure> {
     if RESERVED.contains(&named.name.as_str()) {
         return Err(Failure::new(
             Kind::Usage,
-            format!("{} means this machine's own root and cannot name a template", named.name),
+            format!("{} means this host's own root and cannot name a template", named.name),
         )
         .hint("choose another name"));
     }
@@ -496,14 +497,14 @@ pub(crate) fn unknown(key: &str) -> Failure {
     let failure = Failure::new(Kind::NotFound, format!("there is no template {shown:?}"));
     match key {
         "base" | "code-interpreter-v1" => {
-            failure.hint(format!("make it once, from Debian's packages: pal setup {key}"))
+            failure.hint(format!("create it once, from Debian's packages: pal setup {key}"))
         }
         _ => failure
             .hint("templates are `host`, what `pal template ls` lists, and your snapshots: pal snapshot ls"),
     }
 }
 
-/// Tags as clients may send them.
+/// Checks the tags that a client sends.
 pub fn check_tags(tags: &[String]) -> Result<(), Failure> {
     match tags.iter().find(|tag| !proto::template::is_plain(tag)) {
         Some(bad) => Err(Failure::new(

@@ -1,7 +1,7 @@
-//! Templates that the product makes itself, from Debian's packages: `base` and `code-interpreter-v1`.
+//! Palisade's own templates, built from Debian's packages: `base` and `code-interpreter-v1`.
 //!
-//! Whoever is killed in the middle leaves a layer without a record and a directory below `/var/tmp`, which the next one
-//! or `gc` removes.
+//! A process that is killed during the build leaves a layer without a record and a directory below `/var/tmp`, which
+//! the next build or `gc` removes.
 
 use std::{
     fs,
@@ -28,13 +28,13 @@ use super::interpreter;
 use crate::child_output::for_each_line;
 use crate::{Builds, GarbageItem, GcMode, TemplateView, failures};
 
-/// The template of E2B's clients that name none.
+/// The template that E2B's clients use by default.
 pub const BASE: &str = "base";
 /// The template of E2B's code interpreter.
 pub const INTERPRETER: &str = "code-interpreter-v1";
-/// Debian's release that `base` is made from.
+/// The Debian release of `base`.
 const RELEASE: &str = "trixie";
-/// What is in `base`.
+/// The packages of `base`.
 const PACKAGES: &[&str] = &[
     "adduser",
     "bash",
@@ -71,7 +71,8 @@ const PACKAGES: &[&str] = &[
     "xz-utils",
     "zip",
 ];
-/// What nobody reads in a sandbox, and what only protects from a loss of power.
+/// dpkg options that skip documentation, which is useless in a sandbox, and fsync, which only protects from a loss of
+/// power.
 const DPKG_OPTIONS: &[&str] = &[
     "force-unsafe-io",
     "path-exclude=/usr/share/doc/*",
@@ -80,35 +81,35 @@ const DPKG_OPTIONS: &[&str] = &[
     "path-exclude=/usr/share/info/*",
     "path-exclude=/usr/share/locale/*",
 ];
-/// Done in the new root at the end: the account, what it may do, and where it finds programs.
+/// Commands that finish the new root: they create the account, allow it sudo, and set PATH.
 const FINISH: &[&str] = &[
     r#"chroot "$1" useradd --create-home --shell /bin/bash --uid 1000 --user-group user"#,
-    // Programs find the egress proxy of a build by these, also as root.
+    // sudo keeps these variables, by which programs find the egress proxy of a build.
     r#"printf '%s\n' 'user ALL=(ALL:ALL) NOPASSWD: ALL' 'Defaults env_keep += "http_proxy https_proxy HTTP_PROXY HTTPS_PROXY no_proxy NO_PROXY SSL_CERT_FILE CURL_CA_BUNDLE GIT_SSL_CAINFO NODE_EXTRA_CA_CERTS REQUESTS_CA_BUNDLE PIP_CERT"' > "$1/etc/sudoers.d/user" && chmod 0440 "$1/etc/sudoers.d/user""#,
     r#"echo 'Set disable_coredump false' > "$1/etc/sudo.conf""#,
     r#"echo 'LANG=C.UTF-8' > "$1/etc/default/locale""#,
-    // Login shells keep a PATH they are given, so that a template's own holds.
+    // Login shells keep the PATH that they are given, so that a template's own PATH stays in effect.
     r#"printf '%s\n' 'export PATH="${PATH:-/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin}"' 'if [ "${PS1-}" ]; then if [ "${BASH-}" ] && [ "$BASH" != /bin/sh ] && [ -f /etc/bash.bashrc ]; then . /etc/bash.bashrc; fi; fi' 'for part in /etc/profile.d/*.sh; do if [ -r "$part" ]; then . "$part"; fi; done; unset part' > "$1/etc/profile""#,
-    // A sandbox is its own environment: `pip install` works as in images of Python.
+    // A sandbox is an environment of its own: `pip install` works as in Python's own images.
     r#"rm -f "$1"/usr/lib/python3*/EXTERNALLY-MANAGED"#,
     r#"rm -rf "$1"/var/lib/apt/lists/* "$1"/var/cache/apt/*.bin "$1"/etc/machine-id"#,
 ];
 const SAID_LINES_MAX: usize = 5;
-/// Where packages put programs.
+/// The directories in which packages install programs.
 const PLACES: [&str; 5] = ["/usr/bin", "/usr/sbin", "/bin", "/sbin", "/usr/local/bin"];
-/// Room on a disk for a root in the making.
+/// The parent of the temporary directory in which a root is built.
 const SCRATCH: &str = "/var/tmp";
 
-/// Hears how far the work is.
+/// A callback that receives lines about the progress.
 pub type ProgressFn<'a> = &'a mut (dyn FnMut(&str) + Send);
 
 impl Builds<'_> {
-    /// Makes a template of the product's own, unless it is there.
+    /// Builds one of Palisade's own templates, unless it exists.
     pub fn setup(&self, name: &str, say: ProgressFn<'_>) -> Result<TemplateView, Failure> {
         self.setup_with(name, &PLACES.map(PathBuf::from), say)
     }
 
-    /// The same with programs that are looked for in these directories.
+    /// Builds one of Palisade's own templates, unless it exists; searches programs in the given directories.
     pub fn setup_with(
         &self,
         name: &str,
@@ -118,11 +119,11 @@ impl Builds<'_> {
         if name != BASE && name != INTERPRETER {
             return Err(Failure::new(
                 Kind::Usage,
-                format!("{:?} is no template that pal makes itself", proto::text::visible(name)),
+                format!("{:?} is not a template that pal can build itself", proto::text::visible(name)),
             )
-            .hint("it makes `base` and `code-interpreter-v1`"));
+            .hint("it can build `base` and `code-interpreter-v1`"));
         }
-        // The second of two waits for the first, and finds its work done.
+        // Of two processes, the second waits for the first and finds the template.
         let _turn = self.turn(name)?;
         if let Some(view) =
             self.fleet.templates().view(name).ok().filter(|view| view.default_build().is_some())
@@ -146,7 +147,7 @@ impl Builds<'_> {
                 Ok(file)
             });
         locked.map_err(|error| {
-            Failure::new(Kind::Host, format!("cannot begin to make the template {name}")).because(error)
+            Failure::new(Kind::Host, format!("cannot lock the template {name}")).because(error)
         })
     }
 
@@ -179,11 +180,11 @@ impl Builds<'_> {
                 &source,
             );
         }
-        say("neither mmdebstrap nor debootstrap is here: `base` becomes this machine's own root");
+        say("neither mmdebstrap nor debootstrap is installed: `base` becomes this host's own root");
         say("for the real one: apt-get install mmdebstrap && pal template rm base && pal setup base");
         let template = self.fleet.templates().find_or_create(BASE)?;
         let settings = TemplateSettings { sudo: false, ..settings };
-        let source = "this machine's own root, read-only, for want of mmdebstrap or debootstrap";
+        let source = "this host's own root, read-only, for want of mmdebstrap or debootstrap";
         self.finish_build(template.id, Vec::new(), settings, source)
     }
 
@@ -192,7 +193,7 @@ impl Builds<'_> {
         let program = find_program("mmdebstrap", places).ok_or_else(|| {
             Failure::new(
                 Kind::Host,
-                format!("cannot make the template {INTERPRETER}: mmdebstrap is not here"),
+                format!("cannot build the template {INTERPRETER}: mmdebstrap is not installed"),
             )
             .hint("apt-get install mmdebstrap")
         })?;
@@ -211,7 +212,8 @@ impl Builds<'_> {
         )
     }
 
-    /// Room for what makes a template, without what somebody left there who was killed. Whoever asks has the turn.
+    /// Creates the temporary directory for the build of a template, after removing the remains of a killed build. The
+    /// caller holds the template's lock.
     fn scratch(&self, name: &str) -> Result<ScratchDir, Failure> {
         let scratch = ScratchDir {
             path: self.scratch_path(name),
@@ -219,18 +221,20 @@ impl Builds<'_> {
         };
         let made = scratch.clear().and_then(|()| fs::DirBuilder::new().mode(0o755).create(&scratch.path));
         made.map_err(|error| {
-            Failure::new(Kind::Host, format!("cannot make room in {SCRATCH}")).because(error)
+            Failure::new(Kind::Host, format!("cannot create a temporary directory in {SCRATCH}"))
+                .because(error)
         })?;
         Ok(scratch)
     }
 
-    /// The same place each time, so that what is left is found: one for each user, data directory and template.
+    /// The path of the temporary directory: one for each user, data directory and template, and always the same, so
+    /// that remains are found.
     fn scratch_path(&self, name: &str) -> PathBuf {
         let about = format!("{}:{}", rustix::process::geteuid().as_raw(), self.fleet.data.display());
         Path::new(SCRATCH).join(format!("palisade-{}-{name}", &super::build::digest(&[&about])[..16]))
     }
 
-    /// What somebody left who was killed while making a template.
+    /// Removes the temporary directories of builds that were killed.
     pub(crate) fn sweep_scratch(&self, sweep: GcMode, found: &mut Vec<GarbageItem>) {
         for name in [BASE, INTERPRETER] {
             let scratch = std::mem::ManuallyDrop::new(ScratchDir {
@@ -252,7 +256,7 @@ impl Builds<'_> {
                 kind: "scratch",
                 name: name.to_owned(),
                 bytes,
-                why: "the template was never finished".to_owned(),
+                why: "the template is incomplete".to_owned(),
             });
             if sweep == GcMode::Remove {
                 let _ = scratch.clear();
@@ -260,7 +264,7 @@ impl Builds<'_> {
         }
     }
 
-    /// A template from an archive of its whole root.
+    /// Creates a template from an archive of its whole root.
     pub fn import_template(
         &self,
         name: &str,
@@ -275,16 +279,15 @@ impl Builds<'_> {
     }
 
     fn import_layer(&self, source: &str, archive: impl Read) -> Result<LayerId, Failure> {
-        let id = LayerId::from_random(
-            sys::random::bytes()
-                .map_err(|error| Failure::new(Kind::Host, "cannot draw an id").because(error))?,
-        );
+        let id = LayerId::from_random(sys::random::bytes().map_err(|error| {
+            Failure::new(Kind::Host, "cannot read random bytes from the kernel").because(error)
+        })?);
         let draft = self.draft_layer(&id)?;
         draft.unpack(archive, Dialect::Plain, UNPACKED_MAX).map_err(failures::layer)?;
         Ok(draft.finish(id, source, store::clock::now()).map_err(failures::layer)?.id)
     }
 
-    /// A layer in the making.
+    /// Creates the draft of a layer.
     pub(crate) fn draft_layer(&self, id: &LayerId) -> Result<layers::LayerDraft<'_>, Failure> {
         let ids = ids::of_layers().map_err(failures::ids)?;
         layers::LayerDraft::begin(
@@ -296,7 +299,7 @@ impl Builds<'_> {
         .map_err(failures::layer)
     }
 
-    /// Writes a build down; the name alone means it from now on.
+    /// Records a build, and points the default tag at it.
     pub(super) fn finish_build(
         &self,
         template: proto::TemplateId,
@@ -304,8 +307,9 @@ impl Builds<'_> {
         settings: TemplateSettings,
         source: &str,
     ) -> Result<TemplateBuild, Failure> {
-        let drawn = sys::random::bytes()
-            .map_err(|error| Failure::new(Kind::Host, "cannot draw an id").because(error))?;
+        let drawn = sys::random::bytes().map_err(|error| {
+            Failure::new(Kind::Host, "cannot read random bytes from the kernel").because(error)
+        })?;
         let build = TemplateBuild {
             v: VERSION,
             id: BuildId::from_random(drawn),
@@ -327,7 +331,8 @@ impl Builds<'_> {
             .sum()
     }
 
-    /// Makes a layer of what a program writes to its standard output; what it says is passed on.
+    /// Creates a layer from the archive that a program writes to its standard output. Reports the program's standard
+    /// error.
     fn layer_from(
         &self,
         mut command: Command,
@@ -335,7 +340,7 @@ impl Builds<'_> {
         say: ProgressFn<'_>,
     ) -> Result<LayerId, Failure> {
         let cannot =
-            |error: std::io::Error| Failure::new(Kind::Host, "cannot make the template").because(error);
+            |error: std::io::Error| Failure::new(Kind::Host, "cannot build the template").because(error);
         let id = LayerId::from_random(sys::random::bytes().map_err(cannot)?);
         let draft = self.draft_layer(&id)?;
         sys::process::own_process_group(&mut command);
@@ -353,7 +358,7 @@ impl Builds<'_> {
                 draft.unpack(archive, Dialect::Plain, UNPACKED_MAX).map_err(failures::layer)
             });
             let mut hear = |line: String| {
-                // Where this host has room is nobody's business.
+                // The host's temporary path is of no interest to the user.
                 let line = line.replace(SCRATCH, "");
                 say(&line);
                 last.push(line);
@@ -362,11 +367,13 @@ impl Builds<'_> {
                 }
             };
             stderr.into_iter().for_each(|stderr| for_each_line(stderr, &mut hear));
-            unpacking.join().unwrap_or_else(|_| Err(Failure::new(Kind::Internal, "unpacking was cut short")))
+            unpacking
+                .join()
+                .unwrap_or_else(|_| Err(Failure::new(Kind::Internal, "unpacking was interrupted")))
         });
-        // An archive that was cut at the end of a file looks whole; its maker's word decides.
+        // An archive that was truncated between two files looks complete, so the program's exit code decides.
         if !child.wait().map_err(cannot)?.success() {
-            // Whichever of the two failed first, the other complains of it.
+            // If one of the two fails, the other fails as a consequence; the failure has both reasons.
             let reader = unpacked.err().map(|failure| {
                 std::iter::once(failure.to_string()).chain(failure.causes()).collect::<Vec<_>>().join(": ")
             });
@@ -379,7 +386,8 @@ impl Builds<'_> {
     }
 }
 
-/// Room on a disk, outside of the data directory because programs with other ids must reach it; gone when it is dropped.
+/// A temporary directory outside of the data directory, because programs with other ids must reach it. Removed when
+/// dropped.
 struct ScratchDir {
     path: PathBuf,
     programs: body::programs::Programs,
@@ -388,17 +396,17 @@ struct ScratchDir {
 impl ScratchDir {
     fn clear(&self) -> std::io::Result<()> {
         let Ok(found) = fs::symlink_metadata(&self.path) else { return Ok(()) };
-        // Everybody may write beside it.
+        // Every user may create files next to it.
         if !found.is_dir() || found.uid() != rustix::process::geteuid().as_raw() {
-            return Err(std::io::Error::other(format!("{} is somebody else's", self.path.display())));
+            return Err(std::io::Error::other(format!("{} belongs to another user", self.path.display())));
         }
         if sys::caps::is_host_root() {
             return fs::remove_dir_all(&self.path);
         }
-        // What is in it belongs to the user's subordinate ids.
+        // Its files belong to the user's subordinate ids.
         let ids = ids::of_layers().map_err(std::io::Error::other)?;
         let removed = body::snapshot::remove(&self.programs, &ids, &self.path);
-        // The directory itself is the user's own, and stands where only its owner may remove it.
+        // The directory itself belongs to the user, and its parent is sticky, so the user removes it directly.
         match fs::remove_dir(&self.path) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                 removed.map_err(std::io::Error::other).and(Err(error))
@@ -414,7 +422,7 @@ impl Drop for ScratchDir {
     }
 }
 
-/// Settings of the templates that the product makes itself.
+/// The settings of Palisade's own templates.
 pub(super) fn own_settings() -> TemplateSettings {
     let env = [("LANG".to_owned(), "C.UTF-8".to_owned())].into();
     TemplateSettings {
@@ -426,7 +434,7 @@ pub(super) fn own_settings() -> TemplateSettings {
     }
 }
 
-/// A program of the system.
+/// Finds a program of the host.
 fn find_program(name: &str, places: &[PathBuf]) -> Option<PathBuf> {
     places.iter().filter(|dir| dir.is_absolute()).map(|dir| dir.join(name)).find(|path| path.is_file())
 }
@@ -453,9 +461,10 @@ fn mmdebstrap(program: &Path, hooks: &[String], scratch: &Path) -> Command {
     command
 }
 
-/// The same step by step; the paths in it are ours. Packages are left to apt: debootstrap does not see through all they need.
+/// A script that runs debootstrap and finishes the root. It installs the packages with apt, because debootstrap does
+/// not resolve all dependencies. The paths in the script are constants.
 fn debootstrap(program: &Path, scratch: &Path) -> Command {
-    // What it mounts goes with its last process, however that ends.
+    // The mount namespace, and the mounts in it, end with its last process.
     let mut command = clean_environment(Path::new("unshare"), scratch);
     command.args(["--mount", "--propagation", "private", "/bin/sh"]);
     let options: String = DPKG_OPTIONS.iter().map(|option| format!(" '{option}'")).collect();

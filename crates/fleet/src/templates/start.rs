@@ -1,4 +1,4 @@
-//! What a template runs in its Bodies from their start, and the wait until it is ready.
+//! Runs the start command of a template in its Bodies, and waits until it is ready.
 
 use std::time::{Duration, Instant};
 
@@ -12,17 +12,18 @@ use proto::{
 
 use crate::{ExecRequest, Templates, failures};
 
-/// How long a Body has to become ready.
+/// How long a Body may take to become ready.
 pub(crate) const READY_PATIENCE: Duration = Duration::from_secs(120);
-/// How long one look at its readiness may take.
+/// How long one run of the ready command may take.
 const LOOK_PATIENCE: Duration = Duration::from_secs(30);
 const LOOK_FIRST: Duration = Duration::from_millis(10);
 const LOOK_MAX: Duration = Duration::from_millis(500);
-/// How much of what it says is told when it does not become ready.
+/// How many bytes of the ready command's output the failure quotes.
 const SAID_MAX: usize = 2048;
 
 impl Templates<'_> {
-    /// Starts what the template says, and waits until it is ready. A Body that does not become ready stays as it is.
+    /// Starts the template's start command and waits until it is ready. A Body that does not become ready stays as it
+    /// is.
     pub(crate) async fn start_template(
         &self,
         id: &BodyId,
@@ -43,16 +44,16 @@ impl Templates<'_> {
     }
 }
 
-/// How a Body's readiness is waited for.
+/// How to wait for a Body's readiness.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ReadyWait {
-    /// Whatever the template says.
+    /// Runs the ready command, whatever it is.
     Whole,
-    /// Not where it says only "wait so long": that was for the first time, when the template was built.
+    /// Skips a ready command that only sleeps: that wait was for the first start, when the template was built.
     NoNaps,
 }
 
-/// `sleep N` and nothing else: what E2B's `wait_for_timeout` says.
+/// Whether the ready command is only `sleep N`, which E2B's `wait_for_timeout` produces.
 fn is_nap(ready: &str) -> bool {
     let words: Vec<&str> = ready.split_whitespace().collect();
     matches!(words[..], ["sleep", time] if time.parse::<f64>().is_ok())
@@ -83,7 +84,7 @@ async fn wait_ready(guest: &GuestClient, ready: &str) -> Result<(), Failure> {
     }
 }
 
-/// One look: its exit code and what it said.
+/// Runs the ready command once; returns its exit code and output.
 async fn look(guest: &GuestClient, ready: &str) -> Result<(i32, Vec<u8>), GuestError> {
     let mut said = Vec::new();
     let mut stream = guest.connect_http().await?.start(&request(ready), None, Some(LOOK_PATIENCE)).await?;
@@ -107,7 +108,7 @@ async fn look(guest: &GuestClient, ready: &str) -> Result<(i32, Vec<u8>), GuestE
     }
 }
 
-/// A line of shell as E2B's clients run one: by a login shell, so that the profile's settings hold.
+/// The argv of a shell command, run by a login shell as E2B's clients do, so that the profile's settings apply.
 pub(crate) fn shell(line: &str) -> Vec<String> {
     ["/bin/bash", "-l", "-c", line].map(str::to_owned).to_vec()
 }

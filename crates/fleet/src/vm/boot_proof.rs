@@ -1,6 +1,7 @@
-//! The proof of a set-up: an emulated microVM boots with it and runs a command. An emulated one, because every host can.
+//! Proves a microVM setup: an emulated microVM boots with it and runs a command. Emulated, because every host can do
+//! that.
 //!
-//! Invariant: a kernel that does not boot is never put into use; the one before stays.
+//! Invariant: a kernel that does not boot is never put into use; the previous one stays in use.
 
 use std::time::Duration;
 
@@ -20,18 +21,18 @@ use proto::{
 
 use super::{HypervisorChoice, Microvms};
 
-/// How long the command may take. An emulated machine on a busy host is slow.
+/// How long the command may take. An emulated microVM on a busy host is slow.
 const COMMAND_PATIENCE: Duration = Duration::from_secs(30);
-/// Tells the kernel's release, and uses the upper's file system with its caches dropped: Debian's 6.1.192 boots, and then
-/// dereferences a null pointer in ext4 as soon as memory was short.
+/// Prints the kernel's release, and uses the upper's file system after dropping its caches: Debian's 6.1.192 boots,
+/// but dereferences a null pointer in ext4 as soon as memory gets short.
 const SELF_TEST: &str = "set -e; uname -r; dir=/root/.kernel-self-test; mkdir $dir; \
     head -c 262144 /dev/zero > $dir/file; sync; echo 3 > /proc/sys/vm/drop_caches; \
     rm -r $dir; mkdir $dir; rmdir $dir";
 const OUTPUT_LEN_MAX: usize = 4096;
 
 impl Microvms {
-    /// Boots an emulated microVM with this set-up and runs a command in it. Where that fails, a kernel that is not the one
-    /// in use is removed, and the failure says which one is in use.
+    /// Boots an emulated microVM with this setup and runs a command in it. If that fails, removes the kernel unless it
+    /// is in use; the failure names the kernel that is in use.
     pub(super) fn prove_boot(&self, setup: &SetupRecord, tell: &dyn Fn(&str)) -> Result<LastBoot, Failure> {
         tell(&format!("booting an emulated microVM with the kernel {}", setup.kernel_source));
         let proof = |dir: &BodyDir, spec: &Spec| {
@@ -62,11 +63,11 @@ impl Microvms {
             };
             let told = Failure::new(Kind::Host, message).because(why);
             let told = hint.into_iter().fold(told, Failure::hint);
-            told.hint("bring another kernel and its modules: pal setup microvm --kernel FILE --modules DIR")
+            told.hint("use another kernel and its modules: pal setup microvm --kernel FILE --modules DIR")
         })
     }
 
-    /// Records a machine that was booted with what is set up.
+    /// Records the successful boot of a microVM with the current setup.
     pub(super) fn record_boot(&self, spec: &Spec, revival: &StartReport) {
         let install = self.install();
         if revival.how != "boot" {
@@ -79,11 +80,11 @@ impl Microvms {
             (true, verdict) => verdict.as_ref().map_or(Accelerator::Emulated, |verdict| verdict.accelerator),
         };
         let release = revival.receipt.kernel.clone();
-        // `pal doctor` then tells of an earlier boot.
+        // If this fails, `pal doctor` reports an earlier boot.
         let _ = install.record_boot(&last_boot(&setup, engine, accelerator, release, revival.took_ms));
     }
 
-    /// Boots a machine that is nobody's with a set-up that need not be in use, does something with it, and ends it.
+    /// Boots a microVM without an owner, with a setup that may not be in use; calls `act` with it and ends it.
     pub(super) fn boot_probe<T>(
         &self,
         setup: &SetupRecord,
@@ -126,12 +127,13 @@ impl Microvms {
         self.with_nobodys(&spec, &rootfs, &parts, act)
     }
 
-    /// Runs `uname -r` in a machine, and gives what it says.
+    /// Runs the self-test in a microVM, and returns the kernel's release.
     fn run_in_probe(&self, dir: &BodyDir, spec: &Spec) -> Result<String, Failure> {
         let guest = GuestClient::new(dir.path(), self.context.token(&spec.id));
-        // The caller may be inside a runtime, where another one cannot wait.
+        // The caller may be inside an async runtime, which cannot block on another, so the test runs on a thread of
+        // its own.
         let ran = std::thread::scope(|scope| scope.spawn(|| run_self_test(&guest)).join());
-        ran.unwrap_or_else(|_| Err(Failure::new(Kind::Internal, "the probe of a microVM was cut short")))
+        ran.unwrap_or_else(|_| Err(Failure::new(Kind::Internal, "the test of the microVM was interrupted")))
     }
 }
 
@@ -173,7 +175,7 @@ fn run_self_test(guest: &GuestClient) -> Result<String, Failure> {
     }
 }
 
-/// A failure in a machine that booted, with the end of its console.
+/// Adds the end of the guest's console to a failure in a booted microVM.
 fn with_console(dir: &BodyDir, failure: Failure) -> Failure {
     let console = measure::console(dir.path()).unwrap_or_default();
     let why = failure.causes().join(": ");

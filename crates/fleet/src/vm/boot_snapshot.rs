@@ -1,7 +1,9 @@
-//! Warm machines: a template's machine is booted once, frozen when its guest is ready, and thawed as every later Body.
+//! Boot snapshots: the first microVM of a template boots once and is snapshotted when its guest is ready; every later
+//! Body is restored from this snapshot.
 //!
-//! Invariant: a warm machine has run nothing of its template's, and nothing of one Body is in it.
-//! Invariant: at most [`WARM_MAX`] are kept, none older than [`AGE_MAX`]; the one that was used longest ago goes first.
+//! Invariant: no command of the template has run in a boot snapshot, and it contains nothing of any Body.
+//! Invariant: at most [`WARM_MAX`] boot snapshots exist, none older than [`AGE_MAX`]; the least recently used goes
+//! first.
 
 use std::{
     fs::{self, File},
@@ -27,14 +29,14 @@ use sha2::{Digest, Sha256};
 use super::Microvms;
 use crate::failures;
 
-/// Most warm machines on this host.
+/// Most boot snapshots on this host.
 pub(super) const WARM_MAX: usize = 8;
-/// How long one is kept.
+/// How long an unused boot snapshot is kept.
 pub(super) const AGE_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
 const RECORD: &str = "warm.json";
 const RECORD_LEN_MAX: u64 = 1 << 20;
 
-/// `warm.json`, written last.
+/// The record `warm.json`, written last.
 #[derive(Debug, Serialize, Deserialize)]
 struct BootSnapshotRecord {
     machine: VmRecord,
@@ -42,7 +44,7 @@ struct BootSnapshotRecord {
 }
 
 impl Microvms {
-    /// Has a machine that would boot begin where its template's was frozen instead.
+    /// Changes the parts of a microVM that would boot, so that it is restored from its template's boot snapshot.
     pub(super) fn use_boot_snapshot(
         &self,
         spec: &Spec,
@@ -56,7 +58,7 @@ impl Microvms {
             frozen = self.read_warm(&dir, &parts);
         }
         if let Some(frozen) = frozen {
-            // Used last: others go before it.
+            // Marks the snapshot as used now; the least recently used is removed first.
             let _ = File::open(&dir).and_then(|dir| dir.set_modified(SystemTime::now()));
             parts.images = (0..parts.images.len()).map(|index| dir.join(format!("image{index}"))).collect();
             parts.start = VmStartMode::Thaw(frozen);
@@ -68,7 +70,7 @@ impl Microvms {
         self.install().dir().join("warm")
     }
 
-    /// The machine in that directory, if it is whole.
+    /// The record of the boot snapshot in that directory, if it is complete.
     pub(super) fn boot_snapshot_at(&self, dir: &Path) -> Option<VmRecord> {
         let text = sys::fd::read_small(&dir.join(RECORD), RECORD_LEN_MAX).ok()?;
         serde_json::from_str::<BootSnapshotRecord>(&text).ok().map(|warm| warm.machine)
@@ -81,7 +83,7 @@ impl Microvms {
         Some(VmSnapshotRef { dir: dir.to_owned(), held, generation: 1 })
     }
 
-    /// Has one in that directory, unless there is one that others have just made.
+    /// Creates the boot snapshot in that directory, unless another process has just done so.
     fn make_warm(
         &self,
         spec: &Spec,
@@ -124,7 +126,7 @@ impl Microvms {
         })
     }
 
-    /// Boots a machine that is nobody's, does something with it, and ends it.
+    /// Boots a microVM without an owner, calls `act` with it and ends it.
     pub(super) fn with_nobodys<T>(
         &self,
         spec: &Spec,
@@ -132,8 +134,9 @@ impl Microvms {
         parts: &VmParts,
         act: impl FnOnce(&BodyDir, &Spec) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
-        let drawn = sys::random::bytes()
-            .map_err(|error| Failure::new(Kind::Host, "cannot draw an id").because(error))?;
+        let drawn = sys::random::bytes().map_err(|error| {
+            Failure::new(Kind::Host, "cannot read random bytes from the kernel").because(error)
+        })?;
         let id = BodyId::from_random(drawn);
         let dir = BodyDir::create(self.context.body_path(&id)).map_err(freeze_failure)?;
         let _lock = dir.try_lock().map_err(freeze_failure)?;
@@ -163,7 +166,7 @@ impl Microvms {
                 made.supervisor.reap();
                 done
             }
-            Err(error) => Err(failures::process("cannot start a machine", error)),
+            Err(error) => Err(failures::process("cannot start a microVM", error)),
         };
         if dir.path().exists() {
             body::groups::remove_cgroups_by_name(&id);
@@ -173,7 +176,7 @@ impl Microvms {
         done
     }
 
-    /// Removes those that are too many or too old, but not the one that is about to be used.
+    /// Removes boot snapshots that are too many or too old, except the one that is about to be used.
     pub(super) fn drop_old_warm(&self, keep: &Path) -> Vec<(String, u64)> {
         let entries = fs::read_dir(self.boot_snapshot_dir()).into_iter().flatten().flatten();
         let mut found: Vec<(SystemTime, PathBuf)> = entries
@@ -202,7 +205,7 @@ impl Microvms {
     }
 }
 
-/// Records the machine that was frozen into `part`, and moves it to where starts look for it.
+/// Records the boot snapshot in `part`, and moves it to its final place.
 fn publish_snapshot(part: &Path, dir: &Path, mut machine: VmRecord, about: String) -> Result<(), Failure> {
     if let Some(frozen) = &mut machine.frozen {
         frozen.ram_sha256 = Some(body::vm::record::ram_hash(part).map_err(freeze_failure)?);
@@ -215,10 +218,10 @@ fn publish_snapshot(part: &Path, dir: &Path, mut machine: VmRecord, about: Strin
 }
 
 fn freeze_failure(error: io::Error) -> Failure {
-    Failure::new(Kind::Host, "cannot keep a warm machine").because(error).hint("make room: pal gc")
+    Failure::new(Kind::Host, "cannot store a boot snapshot").because(error).hint("make room: pal gc")
 }
 
-/// What two microVMs must have in common to start from one boot snapshot.
+/// The properties that two microVMs must share to start from the same boot snapshot.
 fn key(spec: &Spec, parts: &VmParts) -> String {
     let limits = &spec.limits;
     let setuid = spec.base.as_ref().is_some_and(|base| base.sudo);
@@ -235,7 +238,7 @@ fn key(spec: &Spec, parts: &VmParts) -> String {
     proto::event::hex(&Sha256::digest(all.to_string()))[..24].to_owned()
 }
 
-/// The kernel, the hypervisor and the images of a microVM that boots, by their names.
+/// The names of the kernel, the hypervisor and the images of a microVM.
 pub(super) fn parts_key(parts: &VmParts) -> serde_json::Value {
     let VmStartMode::Boot { kernel, initrd, cmdline, .. } = &parts.start else { return Default::default() };
     let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();

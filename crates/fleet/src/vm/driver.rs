@@ -1,4 +1,4 @@
-//! The microVM layer behind the trait that every layer has.
+//! The driver of the microVM layer.
 
 use std::{path::Path, sync::Arc};
 
@@ -68,7 +68,7 @@ impl Driver for Microvms {
         asked.resolve(life, host)
     }
 
-    /// The engine that the caller asked for, the engine that took the snapshot, or the engine of the settings.
+    /// The engine: of the request, else of the snapshot, else of the settings.
     fn engine(&self, asked: Option<Engine>, origin: &Origin) -> Result<Option<Engine>, Failure> {
         let taken_by = origin.snapshot().and_then(|source| source.manifest.machine.as_ref());
         match asked.or(taken_by.map(|machine| machine.hypervisor)) {
@@ -92,7 +92,7 @@ impl Driver for Microvms {
             Origin::Snapshot(source, mode) => {
                 let parts = match &source.manifest.machine {
                     Some(machine) => self.snapshot_parts(spec, &rootfs, &source.dir, machine, *mode)?,
-                    // A dependency layer: files below an empty disk.
+                    // The snapshot is a dependency layer: plain files below an empty disk.
                     None => self.parts(spec, &rootfs)?,
                 };
                 (parts, UseBootSnapshot::No)
@@ -107,7 +107,7 @@ impl Driver for Microvms {
     }
 
     fn kill_synced(&self, dir: &BodyDir, spec: &Spec, running: &RunRecord) -> Result<(), Failure> {
-        // The disk of a guest that does not answer is as a power failure would leave it.
+        // If the guest does not answer, its disk is left as after a power failure.
         let _still = self.hold_still(dir, spec);
         self.kill(dir, running)
     }
@@ -134,7 +134,7 @@ impl Driver for Microvms {
         self.save_suspended(dir, spec, running)
     }
 
-    /// A microVM learns its environment, user, working directory and start commands when it is assigned.
+    /// A microVM gets its environment, user, working directory and start commands only when it is assigned.
     fn pool_shape(&self, spec: &Spec) -> Option<PoolShape> {
         let plain = spec.life == Life::Kept
             && spec.snapshots.is_empty()
@@ -184,12 +184,13 @@ impl Driver for Microvms {
     }
 }
 
-/// A boot snapshot of images that hold one commit, or of a Body with an egress proxy, would hardly be used twice.
+/// Whether a boot snapshot is worthwhile: one with images of a single commit, or with an egress proxy, would hardly be
+/// used twice.
 fn may_use_boot_snapshot(spec: &Spec) -> bool {
     spec.share.is_none() && spec.workspaces.is_empty() && spec.home.is_none() && spec.egress.is_none()
 }
 
-/// Whether a microVM that would boot starts from its template's boot snapshot instead.
+/// Whether a microVM that would boot is restored from its template's boot snapshot instead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum UseBootSnapshot {
     Yes,
@@ -210,7 +211,7 @@ impl Recipe for VmRecipe {
         format!("{:?} {:?} {jailer:?}", self.boot_snapshot, boot_snapshot::parts_key(&self.parts))
     }
 
-    /// The first start of a template's microVM boots one and takes its boot snapshot.
+    /// Starts the microVM. The first start of a template boots one and takes its boot snapshot.
     fn begin(
         &self,
         launcher: Launcher,

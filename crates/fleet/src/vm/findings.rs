@@ -1,4 +1,4 @@
-//! What this host has for microVMs: examined, not guessed.
+//! Examines this host's support for microVMs, by trying it.
 
 use std::fs;
 
@@ -14,7 +14,7 @@ use proto::{
 use super::{SHARE_TOOL, hypervisors};
 use crate::Settings;
 
-/// Examines what is set up, and which boot was last seen.
+/// Examines the current setup and the last successful boot.
 pub(super) fn examine(install: &MicrovmInstall, settings: &Settings) -> Examination {
     let (setup, booted) = (install.setup().ok(), install.last_boot());
     let mut findings = vec![microvm(setup.as_ref(), booted.as_ref()), kvm(setup.as_ref())];
@@ -24,8 +24,8 @@ pub(super) fn examine(install: &MicrovmInstall, settings: &Settings) -> Examinat
     Examination { findings, lacks: unproven(setup.as_ref(), booted.as_ref()).map(str::to_owned) }
 }
 
-/// What `pal setup microvm` found by having the processor run a machine; before that, what can be seen from outside. A
-/// device that opens proves nothing: some hosts let a machine be made that never runs.
+/// Reports whether KVM works: the result of `pal setup microvm`, which boots a microVM with it, else only whether the
+/// device opens. An open device proves nothing: on some hosts KVM creates a VM that never runs.
 fn kvm(setup: Option<&SetupRecord>) -> DoctorFinding {
     let name = "kvm".to_owned();
     if let Some(verdict) = setup.and_then(|setup| setup.verdict.as_ref()) {
@@ -33,29 +33,31 @@ fn kvm(setup: Option<&SetupRecord>) -> DoctorFinding {
             Accelerator::Kvm => (MechanismStatus::Enforced, None),
             Accelerator::Emulated => (
                 MechanismStatus::Absent,
-                Some("use a machine with (nested) virtualisation; microVMs are emulated without".to_owned()),
+                Some(
+                    "use a host with (nested) virtualisation; without KVM, microVMs are emulated".to_owned(),
+                ),
             ),
         };
         return DoctorFinding { name, state, detail: verdict.why.clone(), fix };
     }
     let opened = fs::File::options().read(true).write(true).open(proto::vm::KVM);
     let detail = match opened {
-        Ok(_) => "/dev/kvm opens; whether it runs a machine is tried by `pal setup microvm`".to_owned(),
-        Err(error) => format!("/dev/kvm: {error}; microVMs are emulated without"),
+        Ok(_) => "/dev/kvm opens; `pal setup microvm` tests whether a microVM boots with it".to_owned(),
+        Err(error) => format!("/dev/kvm: {error}; microVMs are emulated"),
     };
     DoctorFinding { name, state: MechanismStatus::Absent, detail, fix: Some("pal setup microvm".to_owned()) }
 }
 
-/// Why microVMs cannot be used here, if they cannot: no boot was seen of what is set up.
+/// The reason why microVMs are not usable, if they are not: no boot with the current setup has succeeded.
 fn unproven(setup: Option<&SetupRecord>, booted: Option<&LastBoot>) -> Option<&'static str> {
     match (setup, booted) {
         (None, _) => Some("it is not set up: pal setup microvm"),
         (Some(setup), Some(booted)) if booted.proves(setup) => None,
-        _ => Some("what is set up was not seen to boot: pal setup microvm"),
+        _ => Some("the current setup was not seen to boot: pal setup microvm"),
     }
 }
 
-/// The boot that was last seen; what is installed proves nothing.
+/// Reports the last successful boot, because installed files alone prove nothing.
 fn microvm(setup: Option<&SetupRecord>, booted: Option<&LastBoot>) -> DoctorFinding {
     let seen = booted.map(|boot| {
         format!(
@@ -84,11 +86,11 @@ fn microvm(setup: Option<&SetupRecord>, booted: Option<&LastBoot>) -> DoctorFind
     DoctorFinding { name: "microvm".to_owned(), state, detail, fix }
 }
 
-/// Hypervisors besides QEMU: nobody needs them.
+/// Reports the optional hypervisors besides QEMU.
 fn hypervisors(setup: Option<&SetupRecord>, settings: &Settings) -> Vec<DoctorFinding> {
     let finding = |(which, found, fix): (Engine, Result<String, String>, Option<String>)| {
         let (state, detail) = match found {
-            Ok(version) => (MechanismStatus::Enforced, format!("machines run under it: {version}")),
+            Ok(version) => (MechanismStatus::Enforced, format!("microVMs boot under it: {version}")),
             Err(lack) => (MechanismStatus::Absent, lack),
         };
         DoctorFinding { name: which.name().to_owned(), state, detail, fix }
@@ -96,7 +98,7 @@ fn hypervisors(setup: Option<&SetupRecord>, settings: &Settings) -> Vec<DoctorFi
     hypervisors::report(setup, settings).into_iter().map(finding).collect()
 }
 
-/// What shares directories with machines.
+/// Reports virtiofsd, which shares directories with microVMs.
 fn sharing() -> DoctorFinding {
     let found = body::vm::virtiofsd::find();
     DoctorFinding {

@@ -1,8 +1,9 @@
-//! What machines were made from and nobody needs any more: warm machines, images, first file systems, and the kernels
-//! and hypervisors of another day. All of it can be made again.
+//! Garbage of microVMs: boot snapshots, images and initramfs images that no Body needs any more, and kernels and
+//! hypervisors of earlier setups. All of it can be created again.
 //!
-//! Invariant: what a machine that runs stands on stays; a Body and a snapshot keep their images by links of their own.
-//! Invariant: parts that another data directory lends are left to that one.
+//! Invariant: files that a running microVM uses stay; a Body and a snapshot keep their images by hard links of their
+//! own.
+//! Invariant: files that another data directory shares with this one are left to that directory.
 
 use std::{
     fs,
@@ -17,11 +18,11 @@ use body::{
 
 use super::{Microvms, boot_snapshot::AGE_MAX};
 
-/// An image of a state that this host was in is kept for so long: it may come back.
+/// How long an image of an earlier state of this host is kept: that state may come back.
 const HOST_AGE_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
 
 impl Microvms {
-    /// Finds what microVMs do not need any more.
+    /// Finds the files of microVMs that no Body needs any more.
     pub(super) fn find_garbage(&self, in_use: LayerInUse) -> Vec<DriverGarbage> {
         let install = self.install();
         let Ok(setup) = install.setup() else { return Vec::new() };
@@ -29,23 +30,22 @@ impl Microvms {
             return Vec::new();
         }
         let item = |kind, path: PathBuf, why| DriverGarbage { kind, bytes: bytes(&path), path, why };
-        let snapshots = self.old_warm(&setup).into_iter().map(|(path, why)| item("warm machine", path, why));
+        let snapshots = self.old_warm(&setup).into_iter().map(|(path, why)| item("boot snapshot", path, why));
         let images = self
             .old_images(&install.dir().join("images"))
             .into_iter()
-            .map(|path| item("image", path, "no template or host as it is now is in it"));
+            .map(|path| item("image", path, "its template or host state is gone"));
         let parts = match in_use {
             LayerInUse::Yes => Vec::new(),
             LayerInUse::No => self.old_parts(install.dir(), &setup),
         };
-        let parts =
-            parts.into_iter().map(|path| item("microvm parts", path, "another version took its place"));
+        let parts = parts.into_iter().map(|path| item("microvm parts", path, "a newer version replaced it"));
         snapshots.chain(images).chain(parts).collect()
     }
 
     fn old_warm(&self, setup: &SetupRecord) -> Vec<(PathBuf, &'static str)> {
         let dir = self.boot_snapshot_dir();
-        // Whoever makes one holds this.
+        // A process that creates a boot snapshot holds this lock.
         let Ok(lock) = fs::File::create(dir.join("lock")) else { return Vec::new() };
         if rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive).is_err() {
             return Vec::new();
@@ -56,14 +56,14 @@ impl Microvms {
 
     fn why_old(&self, path: &Path, setup: &SetupRecord) -> Option<&'static str> {
         if path.extension().is_some() {
-            return Some("it was never finished");
+            return Some("it is incomplete");
         }
         match self.boot_snapshot_at(path) {
             None => Some("its record cannot be read"),
             Some(machine) if machine.engine != setup.engine || machine.kernel != setup.kernel => {
-                Some("it was made with another kernel or hypervisor")
+                Some("it was taken with another kernel or hypervisor")
             }
-            Some(_) => is_older(path, AGE_MAX).then_some("nobody used it for a week"),
+            Some(_) => is_older(path, AGE_MAX).then_some("it was not used for a week"),
         }
     }
 
@@ -97,7 +97,7 @@ impl Microvms {
         entries(dir).into_iter().filter(needless).collect()
     }
 
-    /// Kernels, hypervisors and initramfs images other than those in use today.
+    /// Kernels, hypervisors and initramfs images other than those of the current setup.
     fn old_parts(&self, dir: &Path, setup: &SetupRecord) -> Vec<PathBuf> {
         let sharer = virtiofsd::find().and_then(|program| virtiofsd::name(&program)).unwrap_or_default();
         let today =
@@ -116,7 +116,7 @@ impl Microvms {
         entries(dir).into_iter().filter(old).chain(initrds).collect()
     }
 
-    /// What microVMs keep on disk: kind and bytes of each.
+    /// The disk usage of microVMs: kind and bytes of each item.
     pub(super) fn measure_parts(&self) -> Vec<(&'static str, u64)> {
         let ground = self.install();
         let of = |place: &str, kind: &'static str| {
@@ -128,8 +128,8 @@ impl Microvms {
         let warm = entries(&self.boot_snapshot_dir())
             .into_iter()
             .filter(|path| path.is_dir())
-            .map(|path| ("warm machines", own_bytes(&path)));
-        warm.chain(of("images", "images of machines")).collect()
+            .map(|path| ("boot snapshots", own_bytes(&path)));
+        warm.chain(of("images", "microVM images")).collect()
     }
 }
 
@@ -153,7 +153,7 @@ fn bytes(path: &Path) -> u64 {
     if path.is_dir() { own_bytes(path) } else { body::vm::disks::used(path) }
 }
 
-/// Without images, which others share.
+/// The size of a directory without images, which other directories share.
 fn own_bytes(dir: &Path) -> u64 {
     entries(dir)
         .iter()

@@ -1,6 +1,6 @@
-//! Hypervisors besides QEMU: where they are, and whether machines run under them here.
+//! Hypervisors besides QEMU: their location, and whether microVMs boot under them on this host.
 //!
-//! Invariant: a hypervisor is never replaced by another in silence; one that cannot run here is an error with a hint.
+//! Invariant: `pal` never silently replaces a hypervisor by another; one that cannot run here is an error with a hint.
 
 use std::{
     io::{self, Read},
@@ -20,15 +20,16 @@ use proto::{
 use super::{Microvms, vm_failure};
 use crate::{Settings, templates::ProgressFn};
 
-/// Most disks below the upper of a machine that Firecracker drives: it has no room for more devices.
+/// Most images of a microVM under Firecracker, which supports only a few devices.
 const FIRECRACKER_IMAGES_MAX: usize = 14;
-/// Images and shared directories of one machine: all its devices but its line, its disk and its balloon.
+/// Most images and shared directories of one microVM: all device slots except those of the host channel, the disk and
+/// the balloon.
 const DEVICES_MAX: usize = 21;
 const VERSION_LEN_MAX: u64 = 120;
 const VERSION_PATIENCE: Duration = Duration::from_secs(10);
 
 impl Microvms {
-    /// Prepares a hypervisor besides QEMU: remembers where it is, and finds out by starting a machine whether it runs.
+    /// Sets up a hypervisor besides QEMU: records its location, and boots a microVM to test it.
     pub fn setup_engine(
         &self,
         which: Engine,
@@ -60,7 +61,7 @@ impl Microvms {
         if let Some(jail) = self.jail_of(which, &self.install().setup().map_err(vm_failure)?)? {
             say(&super::jailer_setup::said(&jail));
         }
-        say(&format!("trying whether the processor runs machines under {which}"));
+        say(&format!("testing KVM: booting a microVM under {which}"));
         known.verdict = Some(self.probe_engine(which)?);
         self.install().remember(which, &known).map_err(vm_failure)?;
         Ok(known)
@@ -70,15 +71,15 @@ impl Microvms {
         let boot_id = sys::proc::boot_id().unwrap_or_default();
         let setup = self.install().setup().map_err(vm_failure)?;
         let (accelerator, why) = match self.try_engine(&setup, which) {
-            Ok(()) => (Accelerator::Kvm, "a machine was booted with it".to_owned()),
-            // That says nothing of the processor.
+            Ok(()) => (Accelerator::Kvm, "a microVM booted with it".to_owned()),
+            // A failure of the jailer says nothing about KVM.
             Err(failure) if super::jailer_setup::is_its_fault(&failure) => return Err(failure),
             Err(failure) => (Accelerator::Emulated, super::kvm_probe::first_line(&failure)),
         };
         Ok(KvmVerdict { accelerator, why, boot_id })
     }
 
-    /// Where the program of a hypervisor besides QEMU is.
+    /// The path of a hypervisor's binary, for one besides QEMU.
     pub(super) fn program_of(&self, which: Engine, setup: &SetupRecord) -> Result<PathBuf, Failure> {
         let decided = self.settings()?;
         let known = setup.engines.get(&which).and_then(|known| known.program.as_deref());
@@ -86,7 +87,7 @@ impl Microvms {
         hypervisor_root::other(which, named).map_err(|error| absent(which, error))
     }
 
-    /// The root of a hypervisor, and what runs its machines.
+    /// The root directory of a hypervisor, and its accelerator.
     pub(super) fn engine_root(
         &self,
         which: Engine,
@@ -102,7 +103,7 @@ impl Microvms {
         let known = setup.engines.get(&which);
         let named = decided.program(which).or(known.and_then(|known| known.program.as_deref()));
         let program = self.program_of(which, setup)?;
-        // What was found out of another program says nothing of this one.
+        // The result for another binary says nothing about this one.
         let known = known.filter(|known| named.is_none() || known.program.as_deref() == named);
         if let Err(error) = std::fs::File::options().read(true).write(true).open(KVM) {
             return Err(needs_kvm(which, &format!("{KVM}: {error}")));
@@ -115,7 +116,7 @@ impl Microvms {
     }
 }
 
-/// How many images a machine has room for: directories that it shares are devices, too.
+/// The number of images for which a microVM has device slots; a shared directory takes a slot too.
 pub(super) fn room(spec: &Spec) -> usize {
     let shares = if spec.share.is_some() { spec.mounts.len() } else { 0 };
     match spec.engine.unwrap_or_default() {
@@ -124,24 +125,24 @@ pub(super) fn room(spec: &Spec) -> usize {
     }
 }
 
-/// Whether so many images fit: they may come from a machine that had more room.
+/// Checks that a microVM has slots for this many images: they may come from a snapshot under another hypervisor.
 pub(super) fn fits(spec: &Spec, images: usize) -> Result<(), Failure> {
     let room = room(spec);
     if images > room { Err(vm_failure(VmError::Layers(images, room))) } else { Ok(()) }
 }
 
 fn needs_kvm(which: Engine, why: &str) -> Failure {
-    Failure::new(Kind::Host, format!("machines do not run under {which} here"))
+    Failure::new(Kind::Host, format!("microVMs do not boot under {which} on this host"))
         .because(why.to_owned())
-        .hint(format!("where that has changed, have it tried again: pal setup microvm --engine {which}"))
-        .hint("or take the one that can emulate: --engine qemu")
+        .hint(format!("if that has changed, test it again: pal setup microvm --engine {which}"))
+        .hint("or use the engine that can emulate: --engine qemu")
 }
 
 fn absent(which: Engine, error: VmError) -> Failure {
     match error {
-        VmError::Missing(_) => Failure::new(Kind::Host, format!("{which} is not installed here"))
+        VmError::Missing(_) => Failure::new(Kind::Host, format!("{which} is not installed"))
             .hint(where_to_get(which))
-            .hint("or take the one that is set up: --engine qemu"),
+            .hint("or use the engine that is set up: --engine qemu"),
         error => vm_failure(error),
     }
 }
@@ -157,10 +158,10 @@ fn where_to_get(which: Engine) -> String {
     )
 }
 
-/// What a program of that name says of its version: the first line.
+/// Runs a program with `--version` and returns the first line of its output.
 pub(super) fn version(name: &str, program: &Path, hint: &str) -> Result<String, Failure> {
     let no_engine = |why: String| {
-        Failure::new(Kind::Host, format!("{} is no {name} that runs here", program.display()))
+        Failure::new(Kind::Host, format!("{} is not a working {name}", program.display()))
             .because(why)
             .hint(hint)
     };
@@ -168,12 +169,12 @@ pub(super) fn version(name: &str, program: &Path, hint: &str) -> Result<String, 
     let first = proto::text::visible(said.lines().next().unwrap_or_default().trim());
     match first.to_lowercase().contains(name) {
         true => Ok(first),
-        false if first.is_empty() => Err(no_engine("it does not tell its version".to_owned())),
+        false if first.is_empty() => Err(no_engine("it does not print its version".to_owned())),
         false => Err(no_engine(first)),
     }
 }
 
-/// The beginning of what a program says when it is asked for its version; one that takes its time is ended.
+/// The beginning of a program's version output. A program that takes too long is killed.
 fn first_words(program: &Path) -> io::Result<String> {
     let mut command = Command::new(program);
     let mut child = command
@@ -184,7 +185,7 @@ fn first_words(program: &Path) -> io::Result<String> {
         .stderr(Stdio::null())
         .spawn()?;
     let deadline = Instant::now() + VERSION_PATIENCE;
-    // What fits a pipe is more than is wanted, so it can end without being read.
+    // The output fits into the pipe's buffer, so the program can end before it is read.
     while child.try_wait()?.is_none() {
         if Instant::now() > deadline {
             child.kill()?;
@@ -200,7 +201,7 @@ fn first_words(program: &Path) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&said).into_owned())
 }
 
-/// What is known of each hypervisor, for whoever wants to know what this host lacks.
+/// One finding for each hypervisor, for `pal doctor`.
 pub(super) fn report(
     setup: Option<&SetupRecord>,
     settings: &Settings,
@@ -221,18 +222,14 @@ pub(super) fn report(
                     Err("not installed; another hypervisor for microVMs".to_owned()),
                     Some(where_to_get(which)),
                 ),
-                (Ok(_), None) => (
-                    which,
-                    Err("installed; whether machines run under it was not tried".to_owned()),
-                    Some(try_it),
-                ),
+                (Ok(_), None) => (which, Err("installed; not tested yet".to_owned()), Some(try_it)),
                 (Ok(_), Some(KvmVerdict { accelerator: Accelerator::Kvm, .. })) => {
                     (which, Ok(known.map_or_else(String::new, |known| known.version.clone())), None)
                 }
                 (Ok(_), Some(verdict)) => (
                     which,
-                    Err(format!("installed, but no machine comes up under it: {}", verdict.why)),
-                    Some("use a machine with (nested) virtualisation".to_owned()),
+                    Err(format!("installed, but no microVM boots under it: {}", verdict.why)),
+                    Some("use a host with (nested) virtualisation".to_owned()),
                 ),
             }
         })

@@ -1,6 +1,6 @@
-//! Firecracker's jailer: whether a machine has it, and why not.
+//! Firecracker's jailer: finds it and sets it up, or explains why it is not used.
 //!
-//! Invariant: one that was named and cannot be used is an error, never left out in silence.
+//! Invariant: a jailer that the user named and that cannot be used is an error; `pal` never silently runs without it.
 
 use std::path::{Path, PathBuf};
 
@@ -13,11 +13,11 @@ use proto::{Failure, Kind, vm::Engine};
 use super::{Microvms, hypervisors::version, vm_failure};
 use crate::{Setting, settings::NONE};
 
-/// Where to get it.
+/// The hint that says where to get the jailer.
 const GET_IT: &str = "it comes with Firecracker: https://github.com/firecracker-microvm/firecracker/releases; put it beside Firecracker, or name it: pal config set microvm.jailer FILE";
 
 impl Microvms {
-    /// The jailer of a machine under that hypervisor; none where it is not Firecracker.
+    /// The jailer for a microVM under that hypervisor; `None` unless the hypervisor is Firecracker.
     pub(super) fn jail_of(&self, which: Engine, setup: &SetupRecord) -> Result<Option<JailSetup>, Failure> {
         if which != Engine::Firecracker {
             return Ok(None);
@@ -33,8 +33,8 @@ impl Microvms {
             let version = version(JAILER, &jailer, GET_IT)?;
             if !jailer::is_whole(&jailer) {
                 return Err(Failure::new(Kind::Host, format!("{} needs libraries", jailer.display()))
-                    .because("a jailer leaves the root in which they are before it has done its work")
-                    .hint("take one that was linked statically, as those of releases are")
+                    .because("the jailer changes its root directory, where the libraries are missing, before it has finished")
+                    .hint("use a statically linked jailer, as in Firecracker's releases")
                     .hint(GET_IT));
             }
             install.make_jail(&place, &jailer, programs, &version).map_err(vm_failure)?;
@@ -42,26 +42,26 @@ impl Microvms {
         jailer::of(place, &firecracker).map(Some).map_err(vm_failure)
     }
 
-    /// Where it is, or why it is not used.
+    /// The path of the jailer, or the reason why it is not used.
     fn jailer(&self, firecracker: &Path) -> Result<Result<PathBuf, String>, Failure> {
         let decided = self.settings()?.jailer;
         match decided {
             Some(none) if none == Path::new(NONE) => {
-                Ok(Err("it was decided to do without Firecracker's: pal config get microvm.jailer".to_owned()))
+                Ok(Err("the setting microvm.jailer disables it: pal config get microvm.jailer".to_owned()))
             }
             _ if !sys::caps::is_host_root() => Ok(Err(
-                "Firecracker's is not used: an ordinary user cannot give the processor's device to the id it takes; the walls above hold Firecracker".to_owned(),
+                "an ordinary user cannot give /dev/kvm to the jailer's user id; the other mechanisms still confine Firecracker".to_owned(),
             )),
             Some(named) if named.is_file() => Ok(Ok(named)),
             Some(named) => {
                 Err(Failure::new(Kind::NotFound, format!("there is no jailer {}", named.display())).hint(GET_IT))
             }
-            None => Ok(jailer::find(firecracker).ok_or_else(|| format!("Firecracker's is not here: {GET_IT}"))),
+            None => Ok(jailer::find(firecracker).ok_or_else(|| format!("it is not installed: {GET_IT}"))),
         }
     }
 }
 
-/// What is said of it.
+/// Describes the jailer's setup.
 pub(super) fn said(jail: &JailSetup) -> String {
     match jail {
         JailSetup::Used { version, .. } => format!("jailer: {version}"),
@@ -69,7 +69,7 @@ pub(super) fn said(jail: &JailSetup) -> String {
     }
 }
 
-/// Whether a machine failed because of the jailer: then there is something to decide about it.
+/// Whether a microVM failed because of the jailer; then a hint names the jailer's setting.
 pub(super) fn is_its_fault(failure: &Failure) -> bool {
     failure.hints.iter().any(|hint| hint.contains(Setting::Jailer.name()))
 }

@@ -1,6 +1,6 @@
-//! Whether this host's processor really runs machines: found out by having it run one.
+//! Tests whether KVM works on this host, by booting a microVM with it.
 //!
-//! A `/dev/kvm` that opens proves nothing: there are hosts where a machine is made and never runs.
+//! A `/dev/kvm` that opens proves nothing: on some hosts KVM creates a VM that never runs.
 
 use body::vm::{SetupRecord, setup::KvmVerdict};
 use proto::{
@@ -10,14 +10,14 @@ use proto::{
 
 use super::{Microvms, vm_failure};
 
-/// The reason of a failure, without the console that may follow it.
+/// The reason of a failure, without the console output that may follow it.
 pub(super) fn first_line(failure: &Failure) -> String {
     let why = failure.causes().pop().unwrap_or_else(|| failure.to_string());
     why.lines().next().unwrap_or_default().to_owned()
 }
 
 impl Microvms {
-    /// Finds out, unless that was done in this boot, and writes it down.
+    /// Tests KVM, unless that was done since the host's last boot, and records the result.
     pub(super) fn probe_kvm(&self, setup: SetupRecord, tell: &dyn Fn(&str)) -> Result<SetupRecord, Failure> {
         let boot_id = sys::proc::boot_id().unwrap_or_default();
         if setup.verdict.as_ref().is_some_and(|verdict| verdict.boot_id == boot_id) {
@@ -27,15 +27,12 @@ impl Microvms {
         let (accelerator, why) = match opened {
             Err(error) => (Accelerator::Emulated, format!("{KVM}: {error}")),
             Ok(_) => {
-                tell("trying whether the processor runs machines");
+                tell("testing KVM: booting a microVM with it");
                 match self.try_engine(&setup, Engine::Qemu) {
-                    Ok(()) => (Accelerator::Kvm, "a machine was booted with it".to_owned()),
+                    Ok(()) => (Accelerator::Kvm, "a microVM booted with it".to_owned()),
                     Err(failure) => (
                         Accelerator::Emulated,
-                        format!(
-                            "{KVM} opens, but a machine does not come up with it: {}",
-                            first_line(&failure)
-                        ),
+                        format!("{KVM} opens, but no microVM boots with it: {}", first_line(&failure)),
                     ),
                 }
             }
@@ -45,7 +42,7 @@ impl Microvms {
         Ok(setup)
     }
 
-    /// Boots a machine with the processor, under this hypervisor.
+    /// Boots a microVM with KVM under this hypervisor.
     pub(super) fn try_engine(&self, setup: &SetupRecord, which: Engine) -> Result<(), Failure> {
         self.boot_probe(setup, which, Accelerator::Kvm, |_, _| Ok(()))
     }

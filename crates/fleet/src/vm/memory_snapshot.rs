@@ -1,4 +1,4 @@
-//! Machines that were frozen: taken of one that runs, thawed as others.
+//! Snapshots of microVMs with their memory: taken of a running microVM, restored in others.
 
 use std::{fs, os::unix::fs::DirBuilderExt, path::Path};
 
@@ -22,7 +22,7 @@ use super::{Microvms, vm_failure};
 use crate::failures;
 
 impl Microvms {
-    /// Takes a machine's disk, and its memory if it runs. The caller has the Body's lock.
+    /// Takes a snapshot of a microVM's disk, and of its memory if it runs. The caller holds the Body's lock.
     pub(super) fn take_snapshot(
         &self,
         dir: &BodyDir,
@@ -33,7 +33,7 @@ impl Microvms {
         let cannot = |what: &str, error: std::io::Error| {
             Failure::new(Kind::Host, what.to_owned()).because(error).hint("make room: pal gc")
         };
-        // A dependency layer is files on every layer, to be below others.
+        // A dependency layer consists of plain files on every layer, because it becomes a lower layer of other Bodies.
         if manifest.dependency.is_some() {
             return snapshot::take_from_disk(&self.context.launch.programs, dir.path(), spec, to, manifest)
                 .map_err(failures::snapshot);
@@ -41,11 +41,12 @@ impl Microvms {
         make_dir(to)?;
         let mut machine = self.freeze_into(dir, spec, to)?;
         if let (Some(frozen), false) = (&mut machine.frozen, manifest.for_forks) {
-            // The machine goes on meanwhile.
-            frozen.ram_sha256 =
-                Some(vm::record::ram_hash(to).map_err(|error| cannot("cannot read what was frozen", error))?);
+            // The microVM runs on while its saved memory is hashed.
+            frozen.ram_sha256 = Some(
+                vm::record::ram_hash(to).map_err(|error| cannot("cannot read the saved microVM", error))?,
+            );
         }
-        // Its disk holds what snapshots of disks below it had; those of files are still below it.
+        // The disk includes the changes of the disk snapshots below it, but not those of snapshots of plain files.
         let has_files = |id: &proto::SnapshotId| {
             snapshot::read(&self.context.data.join("snapshots").join(id.as_str()))
                 .is_ok_and(|below| below.machine.is_none())
@@ -54,12 +55,12 @@ impl Microvms {
         keep(to, SnapshotManifest { below, ..manifest }, machine)
     }
 
-    /// Freezes a Body's machine into a directory, and says what is in it.
+    /// Saves a Body's microVM into a directory, and returns the record of its contents.
     pub(super) fn freeze_into(&self, dir: &BodyDir, spec: &Spec, to: &Path) -> Result<VmRecord, Failure> {
         self.freeze_then(dir, spec, to, |_| Ok(()))
     }
 
-    /// The same, and something more before the machine goes on.
+    /// Saves a Body's microVM into a directory, and calls `last` before the microVM continues.
     pub(super) fn freeze_then(
         &self,
         dir: &BodyDir,
@@ -75,7 +76,7 @@ impl Microvms {
             _ => {
                 let copied = vm::disks::copy(&dir.path().join(UPPER_FILE), &to.join(UPPER_FILE));
                 copied.map_err(|error| {
-                    Failure::new(Kind::Host, "cannot copy the machine's disk")
+                    Failure::new(Kind::Host, "cannot copy the microVM's disk")
                         .because(error)
                         .hint("make room: pal gc")
                 })?;
@@ -84,7 +85,7 @@ impl Microvms {
         }
     }
 
-    /// What will be in that directory when a Body's machine is frozen into it; its images are.
+    /// Drafts the record of the directory into which a Body's microVM will be saved, and links its images there.
     fn describe(&self, dir: &BodyDir, spec: &Spec, to: &Path) -> Result<VmRecord, Failure> {
         let setup = self.install().setup().map_err(vm_failure)?;
         let images: Vec<_> = (0..)
@@ -106,7 +107,7 @@ impl Microvms {
             accelerator,
             hypervisor,
             engine: root.file_name().unwrap_or_default().to_string_lossy().into_owned(),
-            // Whoever started it may have been another version.
+            // Another version of `pal` may have started the microVM.
             board: dir.revival().map_or(0, |revival| revival.board),
             kernel: setup.kernel,
             ticks_khz: setup.ticks_khz,
@@ -116,8 +117,8 @@ impl Microvms {
         })
     }
 
-    /// Freezes a machine that runs or is paused, memory and disk. `last` runs when both are in `to`, before the machine
-    /// goes on.
+    /// Saves the memory and the disk of a running or paused microVM. Calls `last` when both are in `to`, before the
+    /// microVM continues.
     fn freeze_memory(
         &self,
         dir: &BodyDir,
@@ -134,14 +135,14 @@ impl Microvms {
             _ => return Err(Failure::new(Kind::Conflict, format!("Body {} has just ended", spec.id))),
         };
         if paused {
-            // It must run to be asked; it stands still again when it was.
+            // The guest must run to take part; the microVM is paused again afterwards.
             process::resume(&running)
-                .map_err(|error| failures::process("cannot freeze the machine", error))?;
+                .map_err(|error| failures::process("cannot snapshot the microVM", error))?;
         }
         let mut outcome = None;
         let saved = |held| {
             let hashed = vm::record::state_hash(to)
-                .map_err(|error| Failure::new(Kind::Host, "cannot read what was frozen").because(error));
+                .map_err(|error| Failure::new(Kind::Host, "cannot read the saved microVM").because(error));
             outcome = Some(hashed.and_then(|state_sha256| {
                 let frozen = Some(MemoryRecord { held, state_sha256, ram_sha256: None });
                 let machine = VmRecord { frozen, ..machine };
@@ -152,13 +153,13 @@ impl Microvms {
             FreezeFiles::make(to, memory).and_then(|files| vm::freeze::freeze(dir.path(), to, files, saved));
         if paused {
             process::pause(&running)
-                .map_err(|error| failures::process("cannot pause the machine again", error))?;
+                .map_err(|error| failures::process("cannot pause the microVM again", error))?;
         }
         frozen.map_err(vm_failure)?;
-        outcome.unwrap_or_else(|| Err(Failure::new(Kind::Internal, "nothing was frozen")))
+        outcome.unwrap_or_else(|| Err(Failure::new(Kind::Internal, "the microVM was not saved")))
     }
 
-    /// What a Body on a snapshot of a machine is made from.
+    /// The parts of a Body's microVM that starts from a snapshot.
     pub(super) fn snapshot_parts(
         &self,
         spec: &Spec,
@@ -174,7 +175,7 @@ impl Microvms {
             if spec.share.is_some() {
                 return Err(Failure::new(
                     Kind::Usage,
-                    "a machine that goes on from its memory cannot be given a directory of the host",
+                    "a microVM that is restored from its memory cannot get a mount",
                 )
                 .hint("boot it with its files: --boot"));
             }
@@ -187,10 +188,10 @@ impl Microvms {
     }
 }
 
-/// Writes a snapshot of a machine down.
+/// Writes the manifest of a microVM's snapshot.
 fn keep(to: &Path, mut manifest: SnapshotManifest, machine: VmRecord) -> Result<SnapshotManifest, Failure> {
     let files = fs::read_dir(to).into_iter().flatten().flatten().map(|entry| entry.path());
-    // Images are shared; they are not what this snapshot takes.
+    // Images are shared, so they do not count towards the size of this snapshot.
     manifest.bytes = files
         .filter(|path| !path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("image")))
         .map(|path| vm::disks::used(&path))
@@ -199,16 +200,16 @@ fn keep(to: &Path, mut manifest: SnapshotManifest, machine: VmRecord) -> Result<
     snapshot::write(to, manifest).map_err(failures::snapshot)
 }
 
-/// The directory of a snapshot.
+/// Creates the directory of a snapshot.
 fn make_dir(to: &Path) -> Result<(), Failure> {
     fs::DirBuilder::new().mode(0o700).create(to).map_err(|error| {
-        Failure::new(Kind::Host, "cannot make the snapshot's directory")
+        Failure::new(Kind::Host, "cannot create the snapshot's directory")
             .because(error)
             .hint("make room: pal gc")
     })
 }
 
-/// The limits of a Body that starts from a snapshot: those of the microVM in it, where its memory is restored.
+/// The limits of a Body that starts from a snapshot: those of the snapshotted microVM if its memory is restored.
 pub(super) fn inherit(
     asked: &LimitRequest,
     mode: StartMode,
@@ -222,18 +223,15 @@ pub(super) fn inherit(
         return Err(Failure::new(
             Kind::Usage,
             format!(
-                "the machine in this snapshot has {} memory and {} processors, and goes on with them",
+                "the microVM in this snapshot has {} memory and {} CPUs, which a restore keeps",
                 machine.memory, machine.cpus
             ),
         )
         .hint("leave --memory and --cpus out, or boot it instead: --boot"));
     }
     if limits.disk.is_some_and(|disk| disk != machine.disk) {
-        return Err(Failure::new(
-            Kind::Usage,
-            format!("the disk in this snapshot is one of {}", machine.disk),
-        )
-        .hint("leave --disk out"));
+        return Err(Failure::new(Kind::Usage, format!("the disk in this snapshot has {}", machine.disk))
+            .hint("leave --disk out"));
     }
     limits.memory = limits.memory.or(Some(machine.memory));
     limits.cpu_milli = Some(cpu);
@@ -248,11 +246,11 @@ pub(super) fn inherit(
     Ok(limits)
 }
 
-/// What was frozen cannot be thawed whole.
+/// The failure of a snapshot that cannot be restored completely.
 pub(crate) fn incomplete(why: &str) -> Failure {
     Failure::new(
         Kind::RestoreIncomplete,
-        format!("{}: the machine cannot be thawed: {why}", proto::failure::RESTORE_INCOMPLETE),
+        format!("{}: the microVM cannot be restored: {why}", proto::failure::RESTORE_INCOMPLETE),
     )
     .hint("its files are intact; boot it with them: --boot")
 }

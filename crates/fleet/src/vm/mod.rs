@@ -1,4 +1,4 @@
-//! Machines: what a microVM of this fleet is made from.
+//! The microVM layer: the files and programs from which microVMs are built.
 
 mod boot_proof;
 mod boot_snapshot;
@@ -39,46 +39,46 @@ use crate::{Settings, settings, templates::ProgressFn};
 pub(crate) use memory_snapshot::incomplete;
 use shared_mounts::SHARE_TOOL;
 
-/// A kernel that the user brings.
+/// A kernel that the user provides.
 #[derive(Debug, Clone)]
 pub struct CustomKernel {
-    /// The kernel: packed or not.
+    /// The kernel, compressed or not.
     pub file: PathBuf,
-    /// Its modules, such as `/lib/modules/VERSION`; none where everything is built in.
+    /// The modules, such as `/lib/modules/VERSION`; `None` if everything is built in.
     pub modules: Option<PathBuf>,
 }
 
-/// What machines of this fleet boot with.
+/// The files with which microVMs boot.
 #[derive(Debug, Clone)]
 pub struct BootFiles {
     /// The kernel.
     pub kernel: PathBuf,
-    /// Its first file system.
+    /// The initramfs.
     pub initrd: PathBuf,
-    /// What it is told.
+    /// The kernel's command line.
     pub cmdline: String,
-    /// Memory of a machine that asks for none.
+    /// The default memory of a microVM.
     pub memory: Size,
 }
 
-/// What was set up, and the boot that proved it.
+/// The result of a setup, and the boot that proved it.
 #[derive(Debug, Clone, Serialize)]
 pub struct SetupReport {
-    /// What is in use from now on.
+    /// The setup that is in use now.
     #[serde(flatten)]
     pub setup: SetupRecord,
-    /// The boot.
+    /// The boot that proved it.
     pub last_boot: LastBoot,
 }
 
-/// What drives a machine, and how.
+/// The hypervisor of a microVM, its root directory and its accelerator.
 struct HypervisorChoice {
     hypervisor: Engine,
     root: PathBuf,
     accelerator: Accelerator,
 }
 
-/// The driver of the microVM layer: what microVMs of a data directory are made from, and how they are frozen.
+/// The driver of the microVM layer: builds, snapshots and restores the microVMs of a data directory.
 #[derive(Debug, Clone)]
 pub struct Microvms {
     context: Arc<DriverContext>,
@@ -98,7 +98,7 @@ impl Microvms {
         settings::read(&*self.records)
     }
 
-    /// What a benchmark needs to boot the same kernel without Palisade.
+    /// The files that a benchmark needs to boot the same kernel without Palisade.
     pub fn boot_files(&self) -> Result<BootFiles, Failure> {
         let install = self.install();
         let setup = install.setup().map_err(vm_failure)?;
@@ -112,8 +112,8 @@ impl Microvms {
         })
     }
 
-    /// Prepares this host for microVMs: kernel, hypervisor, the image of this host. What is there is kept. At the end an
-    /// emulated microVM boots and runs a command; what is set up is put into use only after that.
+    /// Sets up this host for microVMs: kernel, hypervisor and an image of this host's programs. Reuses existing parts.
+    /// At the end an emulated microVM boots and runs a command; only then is the setup put into use.
     pub fn setup(&self, own: Option<CustomKernel>, say: ProgressFn<'_>) -> Result<SetupReport, Failure> {
         let say = std::cell::RefCell::new(say);
         let tell = |what: &str| (say.borrow_mut())(what);
@@ -124,7 +124,7 @@ impl Microvms {
             let setup = self.prepare_microvm(own.clone(), &refused, &tell)?;
             match self.prove_boot(&setup, &tell) {
                 Ok(last_boot) => break (setup, last_boot),
-                // Another package may have a kernel that works.
+                // Another package may contain a kernel that works.
                 Err(failure) if own.is_none() && setup.kernel_source.starts_with("linux-image-") => {
                     tell(&format!("{failure}; trying another kernel"));
                     refused.push(setup.kernel_source);
@@ -136,7 +136,7 @@ impl Microvms {
         Ok(SetupReport { setup: self.probe_kvm(setup, &tell)?, last_boot })
     }
 
-    /// What is set up, where it was seen to boot; set up now otherwise.
+    /// The current setup if a boot has proved it; otherwise sets up microVMs now.
     fn proven_setup(&self, say: ProgressFn<'_>) -> Result<SetupRecord, Failure> {
         let install = self.install();
         match (install.setup(), install.last_boot()) {
@@ -164,14 +164,14 @@ impl Microvms {
         }
         images::of_host(&self.context.launch.programs, &install.dir().join("images")).map_err(vm_failure)?;
         if vm::virtiofsd::find().is_err() {
-            tell(&format!("directories cannot be shared with microVMs: virtiofsd is not here; {SHARE_TOOL}"));
+            tell(&format!("microVMs cannot share directories: virtiofsd is not installed; {SHARE_TOOL}"));
         }
         Ok(setup)
     }
 
-    /// What a machine of that spec is made from; it boots.
+    /// The parts of a microVM with this spec; it boots.
     fn parts(&self, spec: &Spec, rootfs: &RootfsStack) -> Result<VmParts, Failure> {
-        // Asked first: images take a minute and gigabytes to make, and are of no use without the rest.
+        // The setup is checked first: building images takes a minute and gigabytes, which are wasted without a setup.
         self.install().setup().map_err(vm_failure)?;
         let layers = VmLayers::of(rootfs, spec);
         let images = self.images(&self.install(), spec, &layers)?;
@@ -241,7 +241,7 @@ impl Microvms {
     }
 }
 
-/// Installs the tools that are missing, where that can be done.
+/// Installs missing tools with apt, if possible.
 fn install_tools(tell: &dyn Fn(&str)) -> Result<(), Failure> {
     const TOOLS: [(&str, &str); 3] =
         [("qemu-system-x86_64", "qemu-system-x86"), ("mkfs.erofs", "erofs-utils"), ("mke2fs", "e2fsprogs")];
@@ -254,14 +254,14 @@ fn install_tools(tell: &dyn Fn(&str)) -> Result<(), Failure> {
     let failed = |why: String| {
         Err(Failure::new(
             Kind::Host,
-            format!("microVMs need programs that are not here: {}", missing.join(", ")),
+            format!("microVMs need programs that are not installed: {}", missing.join(", ")),
         )
         .because(why)
         .hint(format!("install them: {command}"))
-        .hint("where there is no apt, install QEMU, erofs-utils and e2fsprogs by your system's own way"))
+        .hint("without apt, install QEMU, erofs-utils and e2fsprogs with your system's package manager"))
     };
     if !sys::caps::is_host_root() || !Path::new("/usr/bin/apt-get").exists() {
-        return failed("only root can install them, and only where there is apt-get".to_owned());
+        return failed("only root can install them, and only with apt-get".to_owned());
     }
     tell(&format!("installing {}", missing.join(", ")));
     let apt = |verb: &[&str]| {
@@ -273,7 +273,7 @@ fn install_tools(tell: &dyn Fn(&str)) -> Result<(), Failure> {
     };
     let install = || apt(&[&["install", "-y", "-qq", "--no-install-recommends"], &missing[..]].concat());
     let installed = match install() {
-        // A fresh host may never have fetched the lists of its archives, or long ago.
+        // The package lists of a fresh host may be missing or outdated.
         Ok(output) if !output.status.success() => apt(&["update", "-qq"]).and_then(|_| install()),
         installed => installed,
     };
@@ -286,22 +286,22 @@ fn install_tools(tell: &dyn Fn(&str)) -> Result<(), Failure> {
     }
 }
 
-/// A machine that cannot be put together, as a person meets it.
+/// Converts an error into a failure with a hint for the user.
 fn vm_failure(error: VmError) -> Failure {
     let set_up = "set it up once: pal setup microvm";
     match error {
-        VmError::NotSetUp => Failure::new(Kind::Host, "microVMs are not set up here").hint(set_up).hint("or choose `--layer process` (weaker: shares the host's kernel)"),
+        VmError::NotSetUp => Failure::new(Kind::Host, "microVMs are not set up on this host").hint(set_up).hint("or choose `--layer process` (weaker: shares the host's kernel)"),
         VmError::Missing("apt-get") => {
-            Failure::new(Kind::Host, "there is no apt-get here to fetch a kernel with").hint("bring one: pal setup microvm --kernel FILE --modules DIR")
+            Failure::new(Kind::Host, "this host has no apt-get to download a kernel").hint("provide one: pal setup microvm --kernel FILE --modules DIR")
         }
         VmError::Missing(vm::virtiofsd::VIRTIOFSD) => shared_mounts::virtiofsd_missing(),
         VmError::Missing("xz") => {
-            Failure::new(Kind::Host, "the kernel's modules are packed with xz, which is not here to unpack them").hint("apt-get install xz-utils")
+            Failure::new(Kind::Host, "the kernel's modules are compressed with xz, which is not installed").hint("apt-get install xz-utils")
         }
-        VmError::Driver { .. } => Failure::new(Kind::Host, error.to_string()).hint("bring a kernel that has it: pal setup microvm --kernel FILE --modules DIR"),
+        VmError::Driver { .. } => Failure::new(Kind::Host, error.to_string()).hint("provide a kernel that has it: pal setup microvm --kernel FILE --modules DIR"),
         VmError::Missing(tool) => Failure::new(Kind::Host, format!("microVMs need {tool}, which is not installed")).hint(set_up),
-        VmError::Kernel(what) => Failure::new(Kind::Usage, what).hint("name a kernel for this processor: vmlinux or bzImage, with virtio-mmio, virtio-blk, virtio-console, erofs, overlay and ext4"),
+        VmError::Kernel(what) => Failure::new(Kind::Usage, what).hint("provide a kernel for this CPU: vmlinux or bzImage, with virtio-mmio, virtio-blk, virtio-console, erofs, overlay and ext4"),
         VmError::Layers(..) => Failure::new(Kind::Host, error.to_string()).hint("build the template in fewer steps, or choose `--layer process`"),
-        error => Failure::new(Kind::Host, "cannot put the machine together").because(error).hint("see what this host lacks: pal doctor"),
+        error => Failure::new(Kind::Host, "cannot assemble the microVM").because(error).hint("see what this host lacks: pal doctor"),
     }
 }

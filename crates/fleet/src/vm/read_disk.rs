@@ -1,4 +1,4 @@
-//! Reading what a microVM wrote, whether it runs, is paused, stopped or dead.
+//! Reads the disk of a microVM in any state: running, paused, stopped or dead.
 
 use body::{
     BodyDir, ProcessState, process,
@@ -9,11 +9,11 @@ use proto::{Failure, Kind, Spec, launch::RunRecord};
 use super::{Microvms, vm_failure};
 use crate::failures;
 
-/// A running microVM that stands still, with everything it wrote on its disk.
+/// A running microVM that is paused, with all of its writes on its disk.
 #[derive(Debug)]
 pub(super) struct StillVm {
     held: HeldVm,
-    /// Its processes, where they were paused before: then they are paused again.
+    /// The microVM's processes, if they were paused before; then they are paused again.
     paused: Option<RunRecord>,
 }
 
@@ -31,7 +31,7 @@ impl StillVm {
 }
 
 impl Microvms {
-    /// Copies the repositories and the home of a microVM from its disk. The microVM stands still meanwhile.
+    /// Copies the repositories and the home of a microVM from its disk. The microVM is paused meanwhile.
     pub(super) fn copy_upper(&self, dir: &BodyDir, spec: &Spec) -> Result<UpperCopy, Failure> {
         let still = self.hold_still(dir, spec)?;
         let read = UpperCopy::read(&self.context.launch.programs, dir.path(), spec).map_err(|error| {
@@ -43,12 +43,12 @@ impl Microvms {
         read
     }
 
-    /// Has a microVM stand still that runs or is paused; none where the Body is neither.
+    /// Pauses a microVM and flushes its writes; `None` if the microVM does not run.
     pub(super) fn hold_still(&self, dir: &BodyDir, spec: &Spec) -> Result<Option<StillVm>, Failure> {
         let condition = || dir.condition().map_err(|error| failures::dir(&spec.id, error));
         let paused = match condition()? {
             ProcessState::Running(_) => None,
-            // Its guest must run to write what its kernel holds in memory.
+            // The guest must run to flush its page cache.
             ProcessState::Paused(running) => {
                 process::resume(&running)
                     .map_err(|error| failures::process("cannot resume the Body", error))?;
@@ -58,7 +58,7 @@ impl Microvms {
         };
         match HeldVm::hold(dir.path()) {
             Ok(held) => Ok(Some(StillVm { held, paused })),
-            // It may have ended meanwhile: then its disk does not change any more.
+            // The microVM may have ended meanwhile: then its disk does not change any more.
             Err(_) if !matches!(condition()?, ProcessState::Running(_) | ProcessState::Paused(_)) => Ok(None),
             Err(error) => Err(vm_failure(error)),
         }

@@ -1,6 +1,7 @@
-//! Directories of the host that a machine sees live: what can be asked for, and what cannot be done with it.
+//! Host directories that a microVM shares live through virtiofs: checks what is possible.
 //!
-//! Invariant: a machine with one boots; its memory is never frozen, for what shares the directory cannot be frozen with it.
+//! Invariant: a microVM with a shared directory boots and its memory is never saved, because the state of virtiofsd
+//! cannot be saved with it.
 
 use body::vm::virtiofsd::SHARES_MAX;
 use proto::{Failure, Kind, Spec, vm::Engine};
@@ -12,7 +13,7 @@ pub(super) fn check(spec: &Spec) -> Result<(), Failure> {
     match spec.share {
         None => Ok(()),
         Some(share) if mounts.is_empty() => usage(
-            format!("the Body is to share its mounts by {}, and has no mount", share.name()),
+            format!("the request shares mounts through {}, but has no mount", share.name()),
             "name a directory: --mount SRC:DST,type=virtiofs, or SRC:DST:rw,type=virtiofs",
         ),
         Some(_) if mounts.len() > SHARES_MAX => usage(
@@ -29,16 +30,17 @@ pub(super) fn check(spec: &Spec) -> Result<(), Failure> {
     }
 }
 
-/// Whether a hypervisor has the device for it.
+/// Checks that a hypervisor supports virtiofs.
 pub(super) fn check_engine(spec: &Spec, hypervisor: Engine) -> Result<(), Failure> {
     if spec.share.is_some() && hypervisor == Engine::Firecracker {
         return Err(Failure::new(Kind::Usage, "Firecracker has no device that shares a directory")
-            .hint("take another: --engine qemu, or --engine cloud-hypervisor"));
+            .hint("use another engine: --engine qemu, or --engine cloud-hypervisor"));
     }
     Ok(())
 }
 
-/// What shares a directory is beside the machine, and has a state that nobody can write down.
+/// Refuses to save the memory of a microVM with shared directories: virtiofsd runs outside of the microVM, and its
+/// state cannot be saved.
 pub(super) fn check_freeze(spec: &Spec) -> Result<(), Failure> {
     if spec.share.is_none() {
         return Ok(());
@@ -46,18 +48,18 @@ pub(super) fn check_freeze(spec: &Spec) -> Result<(), Failure> {
     let id = &spec.id;
     Err(Failure::new(
         Kind::Usage,
-        format!("Body {id} shares a directory of the host, so the memory of its machine cannot be frozen"),
+        format!("Body {id} shares a directory of the host, so the memory of its microVM cannot be saved"),
     )
-    .hint(format!("stop it first, then its files can be: pal stop {id}"))
-    .hint("or make it without --mount, and copy what it needs: pal cp"))
+    .hint(format!("stop it first, then its files can be saved: pal stop {id}"))
+    .hint("or create it without --mount, and copy what it needs: pal cp"))
 }
 
-/// Where to get what shares directories.
+/// The failure that says where to get virtiofsd.
 pub(super) fn virtiofsd_missing() -> Failure {
     Failure::new(Kind::Host, "sharing a directory with a microVM needs virtiofsd, which is not installed")
         .hint(SHARE_TOOL)
 }
 
-/// Debian 12 has it with QEMU, later ones by itself.
+/// Debian 12 ships virtiofsd with QEMU, later releases as a package of its own.
 pub(super) const SHARE_TOOL: &str =
-    "install it: apt-get install qemu-system-common, or virtiofsd where that is a package of its own";
+    "install it: apt-get install qemu-system-common, or virtiofsd if your system has that package";

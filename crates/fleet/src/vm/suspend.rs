@@ -1,8 +1,8 @@
-//! A microVM that is suspended: its memory is in `swap/` of its Body's directory, and no process of it runs.
+//! Suspends a microVM: its memory is in `swap/` of its Body's directory, and none of its processes runs.
 //!
-//! Invariant: `swap/` is whole or not there. It is written while the microVM is paused, and the microVM is ended before
-//! it continues, so its memory exists once.
-//! Invariant: memory that cannot be restored stays where it is; `pal stop` removes it and keeps the files.
+//! Invariant: `swap/` is complete or absent. It is written while the microVM is paused, and the microVM is killed
+//! before it continues, so its memory exists once.
+//! Invariant: memory that cannot be restored stays in place; `pal stop` removes it and keeps the files.
 
 use std::{fs, io, os::unix::fs::DirBuilderExt};
 
@@ -39,8 +39,8 @@ impl Microvms {
         let frozen = self.freeze_then(dir, spec, &part, |machine| {
             let text = serde_json::to_vec(machine).map_err(|error| cannot(error.into()))?;
             sys::fd::write_whole(&part.join(BodyDir::SWAP_RECORD), &text).map_err(cannot)?;
-            // The microVM ends first: one that continued beside its saved memory would be two. A `pal` that is killed
-            // in between loses the memory, and none of the files.
+            // The microVM is killed first: otherwise it could continue while its saved memory is restored elsewhere. A
+            // `pal` that is killed in between loses the memory, but none of the files.
             process::kill(dir, running)
                 .map_err(|error| failures::process("cannot end the microVM", error))?;
             fs::rename(&part, &place).map_err(cannot)
@@ -48,7 +48,7 @@ impl Microvms {
         let mut machine = frozen.inspect_err(|_| drop(fs::remove_dir_all(&part)))?;
         process::wait_unmounted(running);
         dir.clear_run_files().map_err(cannot)?;
-        // It may wait for long, so its memory is checked whole when it is restored.
+        // The memory may stay on disk for long, so a restore verifies it completely.
         if let Some(frozen) = &mut machine.frozen {
             frozen.ram_sha256 = Some(body::vm::record::ram_hash(&place).map_err(cannot)?);
         }
@@ -56,7 +56,7 @@ impl Microvms {
         sys::fd::write_whole(&place.join(BodyDir::SWAP_RECORD), &text).map_err(cannot)
     }
 
-    /// The parts of a microVM that continues from the memory it was suspended with.
+    /// The parts of a microVM that continues from its suspended memory.
     pub(super) fn suspended_parts(&self, spec: &Spec, rootfs: &RootfsStack) -> Result<VmParts, Failure> {
         let swap = BodyDir::at(self.context.body_path(&spec.id)).swap();
         let text = sys::fd::read_small(&swap.join(BodyDir::SWAP_RECORD), RECORD_LEN_MAX);
@@ -64,6 +64,6 @@ impl Microvms {
             .and_then(|text| Ok(serde_json::from_str::<VmRecord>(&text)?))
             .map_err(|error| incomplete("its record cannot be read").because(error))?;
         self.snapshot_parts(spec, rootfs, &swap, &machine, StartMode::Restore)
-            .map_err(|failure| failure.hint(format!("or give its memory up: pal stop {}", spec.id)))
+            .map_err(|failure| failure.hint(format!("or discard its memory: pal stop {}", spec.id)))
     }
 }

@@ -1,4 +1,4 @@
-//! Several Bodies' work side by side, and one after the other onto a branch.
+//! Compares the work of several Bodies, and lands it on a branch one Body after the other.
 
 use proto::{BodyId, Failure, Kind};
 use serde::Serialize;
@@ -10,60 +10,60 @@ use workspace::{
 use super::{Discard, PrepareChoice, RepoSource, UpRequest};
 use crate::{Create, ExecRequest, Force, Workspaces, failures};
 
-/// How much of a test's output is told.
+/// How many bytes at the end of a test's output are reported.
 const TAIL_MAX: usize = 2 << 10;
-/// How long a test may take.
+/// Longest run time of a test.
 const TEST_WALL: std::time::Duration = std::time::Duration::from_secs(3600);
 
-/// What one Body did.
+/// The work of one Body in a comparison.
 #[derive(Debug, Clone, Serialize)]
 pub struct BodyComparison {
-    /// Which Body.
+    /// The Body.
     pub body: BodyId,
-    /// The files it touched.
+    /// The files that it changed.
     pub files: Vec<ChangedFile>,
-    /// How its test ended, if one was run.
+    /// The exit code of its test, if one ran.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub test: Option<i32>,
 }
 
-/// What two Bodies have in common.
+/// Files that two Bodies both changed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Overlap {
-    /// One of them.
+    /// The first Body.
     pub one: BodyId,
-    /// The other.
+    /// The second Body.
     pub other: BodyId,
-    /// Files both touched.
+    /// The files that both changed.
     pub files: Vec<String>,
-    /// Files that conflict, whichever of the two lands first.
+    /// The files that conflict, whichever of the two lands first.
     pub conflicts: Vec<String>,
 }
 
-/// Several Bodies side by side.
+/// The comparison of several Bodies.
 #[derive(Debug, Clone, Serialize)]
 pub struct Comparison {
-    /// Each of them.
+    /// The work of each Body.
     pub bodies: Vec<BodyComparison>,
-    /// Each two that touched the same file.
+    /// Each pair of Bodies that changed the same file.
     pub overlaps: Vec<Overlap>,
 }
 
-/// What became of one Body in a queue.
+/// The result of one Body in a landing queue.
 #[derive(Debug, Clone, Serialize)]
 pub struct QueueResult {
-    /// Which Body.
+    /// The Body.
     pub body: BodyId,
-    /// What landed, if it did.
+    /// The result of the landing, if its work landed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub landed: Option<LandResult>,
-    /// Why it did not.
+    /// The reason why its work did not land.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
 }
 
 impl Workspaces<'_> {
-    /// Looks at the work of several Bodies of one repository.
+    /// Compares the work of several Bodies of one repository.
     pub async fn compare(&self, ids: &[BodyId], test: Option<&str>) -> Result<Comparison, Failure> {
         let works = self.saved_works(ids).await?;
         let cannot = |error| failures::workspace("cannot compare the Bodies", error);
@@ -118,7 +118,7 @@ impl Workspaces<'_> {
         Ok(works)
     }
 
-    /// Runs a line of shell in a Body; gives its exit code and the end of what it said.
+    /// Runs a shell command in a Body; returns its exit code and the end of its output.
     async fn test_in(&self, id: &BodyId, line: &str) -> Result<(i32, String), Failure> {
         let mut exec = self
             .fleet
@@ -141,8 +141,8 @@ impl Workspaces<'_> {
         ))
     }
 
-    /// Lands Bodies one after the other onto a branch: each is put on top of what landed before, tested in a fresh Body,
-    /// and lands only if that test passes.
+    /// Lands Bodies one after the other on a branch. Each is put on top of the work that landed before and tested in a
+    /// fresh Body; it lands only if the test passes.
     pub async fn land_queue(
         &self,
         ids: &[BodyId],
@@ -167,7 +167,7 @@ impl Workspaces<'_> {
 
     #[expect(
         clippy::too_many_arguments,
-        reason = "one place in a queue: whose work, where to, how it is judged, who asks"
+        reason = "one queue entry: the work, the branch, the test, the identity, the progress"
     )]
     async fn land_tested(
         &self,
@@ -181,7 +181,9 @@ impl Workspaces<'_> {
     ) -> Result<LandResult, Failure> {
         let repository = &source.workspace.repository;
         let git = Git::at(repository);
-        let cannot = |error: workspace::GitError| failures::workspace("cannot try the landing", error.into());
+        let cannot = |error: workspace::GitError| {
+            failures::workspace("cannot create the trial branch of the landing", error.into())
+        };
         let trial = format!("pal/queue/{id}");
         let before = git
             .line(["rev-parse", "--verify", "--quiet", &format!("refs/heads/{onto}")])
@@ -213,7 +215,7 @@ impl Workspaces<'_> {
             };
             let judged = match &line {
                 Some(line) => self.test_in(view.id(), line).await,
-                None => Err(Failure::new(Kind::Usage, "there is no test to judge it by")
+                None => Err(Failure::new(Kind::Usage, "the landing queue needs a test, and there is none")
                     .hint("name one: --test 'make test', or [test] command in palisade.toml")),
             };
             self.fleet.remove_with(view.id(), Force::Yes, Discard::Yes).await?;

@@ -1,7 +1,8 @@
-//! What devcontainer.json asks for: a template, made once for what decides about it; an account, variables, ports.
+//! Builds the environment that devcontainer.json describes: a template, built once for each set of inputs, and the
+//! user, variables and ports of its Bodies.
 //!
-//! Trust: the file is a repository's. It chooses what its Bodies are made of; images are asked for as their caller says
-//! ([`UpRequest::images`]), and steps of a build run in Bodies.
+//! Trust: the file comes from a repository. It chooses the contents of its Bodies only; images are resolved by the
+//! caller ([`UpRequest::images`]), and the steps of a build run in Bodies.
 
 use std::{collections::BTreeMap, path::Path, time::Duration};
 
@@ -14,31 +15,31 @@ use crate::{
     templates::{build::digest, dockerfile},
 };
 
-/// Longest Dockerfile.
+/// Longest Dockerfile, in bytes.
 const FILE_LEN_MAX: usize = 1 << 20;
-/// Where programs are looked for.
+/// The directories that are searched for programs.
 const PROGRAMS: &[&str] = &["usr/local/sbin", "usr/local/bin", "usr/sbin", "usr/bin", "sbin", "bin"];
 
-/// What Bodies of a request stand on before anything is installed.
+/// The template of a request's Bodies, before dependencies are installed.
 #[derive(Debug, Clone)]
 pub(crate) struct BaseTemplate {
-    /// The template, by name.
+    /// The template's name.
     pub template: String,
-    /// What tells one state of it from another.
+    /// The build id, which changes whenever the template's contents change.
     pub state: String,
-    /// What it says of its Bodies.
+    /// The settings of the template.
     pub settings: TemplateSettings,
-    /// Its directories, nearest first; the host's own root where it is that.
+    /// The directories of its layers, top first; `/` for the host's own root.
     roots: Vec<std::path::PathBuf>,
 }
 
 impl BaseTemplate {
-    /// Whether its Bodies have the host's own programs.
+    /// Whether its Bodies use the host's own programs.
     pub fn is_host(&self) -> bool {
         self.template == "host"
     }
 
-    /// Whether a file is there, by its path without a leading `/`.
+    /// Whether a file exists, by its path without a leading `/`.
     pub fn has(&self, path: &str) -> bool {
         self.roots.iter().any(|root| std::fs::symlink_metadata(root.join(path)).is_ok())
     }
@@ -47,7 +48,7 @@ impl BaseTemplate {
         PROGRAMS.iter().any(|dir| self.has(&format!("{dir}/{name}")))
     }
 
-    /// Whether it has an account of that name, or the name is a number.
+    /// Whether it has an account of that name, or the name is a numeric id.
     fn has_account(&self, user: &str) -> bool {
         let name = user.split(':').next().unwrap_or(user);
         if self.is_host() {
@@ -61,7 +62,7 @@ impl BaseTemplate {
         name.parse::<u32>().is_ok() || passwd.lines().any(|line| line.split(':').next() == Some(name))
     }
 
-    /// Variables that its commands have by themselves.
+    /// The environment variables that its commands have by default.
     pub fn env(&self) -> BTreeMap<String, String> {
         let mut env = self.settings.env.clone();
         env.entry("PATH".into()).or_insert_with(|| PATH.to_owned());
@@ -70,7 +71,8 @@ impl BaseTemplate {
 }
 
 impl Workspaces<'_> {
-    /// What the Bodies of a request stand on: what was asked for, or else what the first repository says.
+    /// The template of a request's Bodies: the one that the caller asked for, else the one that the first repository
+    /// describes.
     pub(crate) async fn base_template(
         &self,
         up: &UpRequest,
@@ -86,7 +88,7 @@ impl Workspaces<'_> {
             }
             Some(_) => {
                 say(&format!(
-                    "devcontainer.json names a root of its own; {} was asked for instead",
+                    "devcontainer.json describes a template of its own; the requested template {} is used instead",
                     proto::text::visible(asked)
                 ));
                 asked.clone()
@@ -119,7 +121,7 @@ impl Workspaces<'_> {
         Ok(BaseTemplate { template, state: build.id.to_string(), settings: build.settings, roots })
     }
 
-    /// The template that a devcontainer.json means: found by what decides about it, or made.
+    /// The template that a devcontainer.json describes: finds the one with the same inputs, or builds it.
     async fn container(
         &self,
         up: &UpRequest,
@@ -132,8 +134,8 @@ impl Workspaces<'_> {
         let known = VariableContext { folder: &known, given: &up.create.env, template: &template };
         let wrong = |failure: Failure| {
             failure
-                .hint("choose another root: pal up --template NAME")
-                .hint("or go without: pal up --no-prepare")
+                .hint("choose another template: pal up --template NAME")
+                .hint("or start without it: pal up --no-prepare")
         };
         let (from, steps) = match root {
             DevcontainerRoot::Image(reference) => (known.fill(reference, &mut Vec::new()), Vec::new()),
@@ -148,7 +150,7 @@ impl Workspaces<'_> {
         };
         let mut asked: Vec<String> = needs.allow.iter().cloned().collect();
         if !steps.is_empty() {
-            // What any build may reach: apt and its like, too.
+            // The build may also reach the default registries and mirrors, such as apt's.
             asked.extend(crate::registries().into_iter().filter(|rule| !needs.allow.contains(rule)));
         }
         let text = serde_json::to_string(&(&from, &steps, &asked)).unwrap_or_default();
@@ -173,7 +175,7 @@ impl Workspaces<'_> {
         Ok(name)
     }
 
-    /// What a Dockerfile of the repository begins with, and its steps, with what they copy.
+    /// Reads a Dockerfile of the repository: its base image, and its steps with the archives of their files.
     fn build_template_for(
         &self,
         workspace: &Workspace,
@@ -190,7 +192,7 @@ impl Workspaces<'_> {
             ..failure
         })?;
         read.notes.iter().for_each(|note| say(&format!("{}: {note}", proto::text::visible(build.file))));
-        // Cleared away with what came from registries, once no build needs it.
+        // `gc` removes this directory of temporary archives when no build runs.
         let files = self.fleet.image_puller().images_dir();
         let tree = Git::at(&workspace.repository)
             .line(["rev-parse", "--verify", "--quiet", &tree])
@@ -200,7 +202,7 @@ impl Workspaces<'_> {
         Ok((read.from, packed.collect::<Result<_, _>>().map_err(cannot)?))
     }
 
-    /// Builds a template; what the build says is heard.
+    /// Builds a template, and passes the lines of its log on.
     async fn build_with_progress(
         &self,
         name: &str,
@@ -224,7 +226,7 @@ impl Workspaces<'_> {
     }
 }
 
-/// A build, as devcontainer.json names it.
+/// A build that devcontainer.json describes.
 struct DevcontainerBuild<'a> {
     file: &'a str,
     context: &'a str,
@@ -244,7 +246,8 @@ fn pack(
     Ok(Instruction::Copy { source, target, owner, mode, hash, archive })
 }
 
-/// Puts what devcontainer.json says into what a repository needs, now that its template is known.
+/// Expands the variables of devcontainer.json into the repository's needs, now that the template is known. Returns the
+/// user of commands, if the file names one that exists.
 pub(crate) fn resolve_variables(
     footing: &BaseTemplate,
     workspace: &Workspace,
@@ -257,7 +260,7 @@ pub(crate) fn resolve_variables(
     let mut wanted = Vec::new();
     for (name, value) in std::mem::take(&mut needs.container.env) {
         let filled = known.fill(&value, &mut wanted);
-        // What was not given is not there, rather than empty.
+        // A variable whose value is unknown stays unset instead of empty.
         if filled.is_empty() && !value.is_empty() {
             continue;
         }
@@ -274,13 +277,13 @@ pub(crate) fn resolve_variables(
     wanted.dedup();
     for name in wanted {
         say(&format!(
-            "devcontainer.json wants this machine's ${name}, which does not come in by itself; give it: pal up --env {name}=\"${name}\""
+            "devcontainer.json uses this host's ${name}, which a Body does not inherit; set it: pal up --env {name}=\"${name}\""
         ));
     }
     for (feature, program) in &needs.container.programs {
         match footing.has_program(program) {
             true => say(&format!(
-                "the feature {feature} is the `{program}` that is there; its version is not looked at"
+                "the feature {feature} is provided by the template's `{program}`; its version is not checked"
             )),
             false => say(&format!("the feature {feature} is not installed, and there is no `{program}`")),
         }
@@ -294,7 +297,7 @@ pub(crate) fn resolve_variables(
     None
 }
 
-/// Why a Body did not come up whose start runs something.
+/// The failure of a command that runs at each start.
 pub(crate) fn failed_at_start(line: &str, code: i32, tail: &str) -> Failure {
     let said: String = tail
         .lines()
@@ -308,9 +311,9 @@ pub(crate) fn failed_at_start(line: &str, code: i32, tail: &str) -> Failure {
     Failure::new(
         Kind::Conflict,
         format!(
-            "what runs at each start failed: `{}` ended with code {code}{said}",
+            "a command that runs at each start failed: `{}` ended with code {code}{said}",
             proto::text::visible(line)
         ),
     )
-    .hint("go without it: pal up --no-prepare")
+    .hint("start without it: pal up --no-prepare")
 }

@@ -1,4 +1,4 @@
-//! What a Body changed, against the commit that it began with.
+//! The changes of a Body since the commit that it began with.
 
 use std::{ffi::OsString, path::PathBuf};
 
@@ -9,47 +9,47 @@ use workspace::{BodyWorkspace, ChangedFile, Commit, DiffFormat, Git, SaveResult,
 use super::no_workspace;
 use crate::{Workspaces, failures};
 
-/// What a Body changed, against what it began with.
+/// The changes in one workspace of a Body.
 #[derive(Debug, Clone, Serialize)]
 pub struct WorkDiff {
-    /// The workspace.
+    /// The workspace's name.
     pub workspace: String,
-    /// The commit it began with.
+    /// The commit that it began with.
     pub base: String,
-    /// Its files now.
+    /// The git tree of its current files.
     pub tree: String,
-    /// What differs.
+    /// The changed files.
     pub files: Vec<ChangedFile>,
-    /// What git cannot hold.
+    /// The files that git cannot store.
     pub skipped: Vec<SkippedPath>,
 }
 
-/// One look at a Body's work; what it needs lies beside the Body and goes with it.
+/// A review of a Body's work. Its temporary files are next to the Body and are removed with it.
 #[derive(Debug)]
 pub struct WorkReview {
-    /// The workspace itself, and each submodule that was changed.
+    /// The workspace itself, and each changed submodule.
     parts: Vec<WorkPart>,
-    /// What was found.
+    /// The changes.
     pub diff: WorkDiff,
 }
 
-/// What goes with a Body whose work is given up, and what does not.
+/// The work that is lost if a Body is discarded.
 #[derive(Debug, Default)]
 pub struct UnsavedWork {
-    /// What is lost, as one line each.
+    /// The lost files and commits, one per line.
     pub lines: Vec<String>,
-    /// Whether something was saved before, and stays.
+    /// Whether some work was saved before; it stays.
     pub saved: bool,
 }
 
 impl WorkReview {
-    /// The difference as git writes it, with whatever bytes are in the files.
+    /// The diff as git prints it; it may contain arbitrary bytes of the files.
     pub fn text(&self, shape: DiffFormat, paths: &[OsString]) -> Result<Vec<u8>, Failure> {
         let mut text = Vec::new();
         for part in &self.parts {
             text.extend(
                 workspace::diff(&part.view.git(), &part.base, &part.tree, shape, paths)
-                    .map_err(|error| failures::workspace("cannot compare", error))?,
+                    .map_err(|error| failures::workspace("cannot compute the diff", error))?,
             );
         }
         Ok(text)
@@ -75,13 +75,13 @@ impl Workspaces<'_> {
         }
     }
 
-    /// What a Body changed: committed, uncommitted and untracked. It may run meanwhile.
+    /// Reviews the changes of a Body: committed, uncommitted and untracked. The Body may run meanwhile.
     pub fn review(&self, id: &BodyId, name: Option<&str>) -> Result<WorkReview, Failure> {
         let (spec, source) = self.workspace_source(id, name)?;
         let mut sources = self.readable_sources(&spec)?;
         sources.retain(|readable| readable.workspace.name == source.workspace.name);
         let source = sources.pop().unwrap_or(source);
-        let cannot = |error| failures::workspace("cannot look at the work of the Body", error);
+        let cannot = |error| failures::workspace("cannot read the work of the Body", error);
         let work = workspace::look(&source).map_err(cannot)?;
         let tree = work.parts.first().map(|part| part.tree.clone()).unwrap_or_default();
         let diff = WorkDiff {
@@ -94,18 +94,18 @@ impl Workspaces<'_> {
         Ok(WorkReview { parts: work.parts, diff })
     }
 
-    /// The same with the files that differ.
+    /// Reviews the changes of a Body, with the list of changed files.
     pub fn review_files(&self, id: &BodyId, name: Option<&str>) -> Result<WorkReview, Failure> {
         let mut look = self.review(id, name)?;
         for part in &look.parts {
             let files = workspace::touched(&part.view.git(), &part.base, &part.tree)
-                .map_err(|error| failures::workspace("cannot compare", error))?;
+                .map_err(|error| failures::workspace("cannot compute the diff", error))?;
             look.diff.files.extend(files);
         }
         Ok(look)
     }
 
-    /// The commits of a Body, newest first, and what it saved on the way.
+    /// Saves the work of a Body, and returns the saved state and the Body's commits, newest first.
     pub async fn log(&self, id: &BodyId, name: Option<&str>) -> Result<(SaveResult, Vec<Commit>), Failure> {
         let (saved, source) = self.save_one(id, name).await?;
         let git = Git::at(&source.workspace.repository);
@@ -124,7 +124,7 @@ impl Workspaces<'_> {
         Ok((saved.ok_or_else(|| no_workspace(id))?, source))
     }
 
-    /// What would be lost with a Body: what it did that was not saved, or could not be.
+    /// Finds the work that would be lost with a Body: work that was not saved, or that cannot be.
     pub fn unsaved_work(&self, id: &BodyId) -> Result<UnsavedWork, Failure> {
         let spec = self.fleet.view(id)?.spec;
         let mut lost = UnsavedWork::default();
@@ -138,7 +138,7 @@ impl Workspaces<'_> {
                         .extend(found.skipped.iter().map(|left| format!("{} ({})", left.path, left.why)));
                 }
                 Err(error) => {
-                    let failure = failures::workspace("cannot look at the work of the Body", error);
+                    let failure = failures::workspace("cannot read the work of the Body", error);
                     lost.lines.push(format!("everything in {}: {failure}", source.workspace.path()));
                 }
             }
@@ -146,7 +146,7 @@ impl Workspaces<'_> {
         Ok(lost)
     }
 
-    /// Where the repository of a Body is on this host.
+    /// The path on this host of the repository that a Body came from.
     pub fn repository_of(&self, id: &BodyId) -> Result<PathBuf, Failure> {
         Ok(self.workspace_source(id, None)?.1.workspace.repository)
     }

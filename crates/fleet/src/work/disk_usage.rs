@@ -1,4 +1,4 @@
-//! Where the space went, and how much of it there may be.
+//! Reports the disk usage of the data directory, and its budget.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
@@ -8,19 +8,19 @@ use serde::Serialize;
 
 use crate::GarbageCollector;
 
-/// One kind of things that take space.
+/// The disk usage of one kind of data.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct DiskShare {
-    /// What they are.
+    /// The kind.
     pub kind: &'static str,
-    /// How many.
+    /// The number of items.
     pub count: usize,
-    /// What they take.
+    /// The size in bytes.
     pub bytes: u64,
 }
 
 impl GarbageCollector<'_> {
-    /// What takes how much, and what it may take.
+    /// Returns the disk usage by kind, and the budget of layers and dependency layers.
     pub fn disk_usage(&self) -> Result<(Vec<DiskShare>, Size), Failure> {
         let mut shares: BTreeMap<&'static str, DiskShare> = BTreeMap::new();
         let mut add = |kind: &'static str, bytes: u64| {

@@ -1,12 +1,13 @@
-//! Homes that outlive their Bodies: what an agent keeps in `$HOME`, for the next Body that asks for it by name.
+//! Named homes: an agent's `$HOME` that outlives its Body, for the next Body that asks for it by name.
 //!
-//! A home is a record that names a stack of layers. The Body that has it writes to a part of its own upper, as it does everywhere else, so
-//! snapshots and forks hold it, too; when that Body is removed, its part becomes one more layer.
+//! A home is a record that names a stack of layers. The Body that uses it writes to a part of its own upper, so
+//! snapshots and forks include the home too. When that Body is removed, this part becomes one more layer of the home.
 //!
-//! Invariant: one Body at a time has a home; whoever wants it meanwhile is refused. Two that write would each lose what
-//! the other remembered.
-//! Invariant: a Body that has a home is removed only after what it wrote there is kept, or with `--discard`.
-//! Absent on purpose: caches of package managers. They are part of dependency layers, and would hide newer ones.
+//! Invariant: only one Body at a time uses a home; a second request is refused. With two writers, each would lose the
+//! changes of the other.
+//! Invariant: a Body with a home is removed only after its writes to the home are stored, or with `--discard`.
+//! Absent on purpose: caches of package managers. They belong to dependency layers, and an older cache in the home
+//! would hide a newer one there.
 
 use std::{fs, io, os::unix::ffi::OsStrExt};
 
@@ -27,9 +28,9 @@ use crate::{
     records::{HOMES, key_of},
 };
 
-/// Most layers of one home: each is a mount of its Body.
+/// Most layers of one home: each is a mount in its Body.
 const LAYERS_MAX: usize = 96;
-/// What package managers can have again: paths below the home.
+/// Caches that package managers can fill again: paths below the home.
 const CACHES: &[&str] = &[
     ".bun",
     ".bundle",
@@ -54,27 +55,27 @@ const CACHES: &[&str] = &[
 /// The record of a home.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HomeRecord {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Its files, nearest first.
+    /// The layers, top first.
     pub layers: Vec<LayerId>,
-    /// When it was last kept.
+    /// The time at which it was last stored.
     pub kept_at: String,
 }
 
 /// A home as callers see it.
 #[derive(Debug, Clone, Serialize)]
 pub struct HomeView {
-    /// Its record.
+    /// The record.
     #[serde(flatten)]
     pub record: HomeRecord,
-    /// What it takes.
+    /// The size in bytes.
     pub bytes: u64,
-    /// The Body that has it.
+    /// The Body that uses it now.
     pub body: Option<BodyId>,
 }
 
-/// The homes that Bodies use by name.
+/// The named homes of a fleet.
 #[derive(Debug, Clone, Copy)]
 pub struct Homes<'a> {
     pub(crate) fleet: &'a Fleet,
@@ -105,7 +106,7 @@ impl Homes<'_> {
         self.fleet.table(HOMES)
     }
 
-    /// Removes a home that no Body has.
+    /// Removes a home that no Body uses.
     pub fn remove(&self, name: &str) -> Result<(), Failure> {
         check_name(name)?;
         let _lock = self.lock_homes()?;
@@ -122,7 +123,8 @@ impl Homes<'_> {
         self.fleet.garbage().drop_unused_layers()
     }
 
-    /// The home of that name for a Body that is about to be made. The lock is to be held until the Body is there.
+    /// Reserves a home for a Body that is about to be created. The caller holds the returned lock until the Body
+    /// exists.
     pub(crate) fn take(&self, name: &str) -> Result<(Home, fs::File), Failure> {
         check_name(name)?;
         let lock = self.lock_homes()?;
@@ -131,21 +133,19 @@ impl Homes<'_> {
         }
         let layers = self.table().get(&key_of([name])?)?.map(|found| found.value.layers).unwrap_or_default();
         if layers.len() >= LAYERS_MAX {
-            let full = Failure::new(
-                Kind::Limit,
-                format!("home {name} was changed {LAYERS_MAX} times, and cannot be changed again"),
-            );
+            let full =
+                Failure::new(Kind::Limit, format!("home {name} has {LAYERS_MAX} layers, which is the limit"));
             return Err(full.hint("copy what is worth keeping into a new one: pal cp, pal up --home OTHER"));
         }
         Ok((Home { name: Some(name.to_owned()), layers }, lock))
     }
 
-    /// What is below the home of a Body.
+    /// The layers below the home of a Body.
     pub(crate) fn home_below(&self, home: Option<&Home>) -> Result<Option<Vec<LowerLayer>>, Failure> {
         home.map(|home| self.fleet.templates().layers_below(&home.layers)).transpose()
     }
 
-    /// The Body that has a home.
+    /// The Body that uses a home.
     fn holder(&self, name: &str) -> Result<Option<BodyId>, Failure> {
         let has = |spec: &Spec| spec.home.as_ref().and_then(|home| home.name.as_deref()) == Some(name);
         for id in self.fleet.ids()? {
@@ -157,7 +157,8 @@ impl Homes<'_> {
         Ok(None)
     }
 
-    /// Keeps what a Body wrote to its home. Nobody writes there any more, and the caller has the Body's lock.
+    /// Stores a Body's writes to its home as a layer. No process of the Body runs any more, and the caller holds the
+    /// Body's lock.
     pub(crate) fn keep(&self, spec: &Spec) -> Result<(), Failure> {
         let Some(Home { name: Some(name), layers }) = &spec.home else { return Ok(()) };
         let area = proto::launch::area_dir(HOME);
@@ -173,7 +174,7 @@ impl Homes<'_> {
         }
         let _building = self.fleet.garbage().building()?;
         let _lock = self.lock_homes()?;
-        let drawn = sys::random::bytes().map_err(cannot("cannot draw an id"))?;
+        let drawn = sys::random::bytes().map_err(cannot("cannot read random bytes from the kernel"))?;
         let id = LayerId::from_random(drawn);
         let draft = LayerDraft::begin(
             &self.fleet.launch_context.programs,
@@ -196,7 +197,7 @@ impl Homes<'_> {
         Ok(self.table().put(&key_of([name])?, &record)?)
     }
 
-    /// Takes a path out of a layer; no link on the way is followed.
+    /// Removes a path from a layer without following symbolic links.
     fn leave_out(&self, spec: &Spec, root: &std::path::Path, path: &str) -> Result<(), Failure> {
         let mut place = root.to_owned();
         let (above, name) = path.rsplit_once('/').unwrap_or(("", path));
@@ -214,8 +215,8 @@ impl Homes<'_> {
         }
     }
 
-    /// Held by one `pal` of this data directory at a time: the Body that has a home is found by the specs of Bodies, which
-    /// no record can hold back.
+    /// Takes the lock of all homes, which one `pal` of this data directory holds at a time. A lock is needed because
+    /// the user of a home is found in the specs of Bodies, which no record revision guards.
     fn lock_homes(&self) -> Result<fs::File, Failure> {
         let dir = self.fleet.data.join("homes");
         let locked =
@@ -245,7 +246,7 @@ fn check_name(name: &str) -> Result<(), Failure> {
 }
 
 fn taken(name: &str, body: &BodyId) -> Failure {
-    Failure::new(Kind::Conflict, format!("Body {body} has the home {name}"))
+    Failure::new(Kind::Conflict, format!("Body {body} uses the home {name}"))
         .hint(format!("work in that Body, or remove it, which keeps the home: pal rm {body}"))
         .hint(format!("begin with a copy of everything it has: pal fork {body}"))
 }

@@ -1,4 +1,4 @@
-//! Bringing the work of a Body onto a branch of the user's repository.
+//! Lands the work of a Body on a branch of the user's repository.
 
 use proto::{BodyId, Failure, Kind, event_data::WorkspaceLanded};
 use workspace::{BodyWorkspace, GitIdentity, LandRequest, LandResult, LandSelection, LandTarget, SaveResult};
@@ -6,7 +6,7 @@ use workspace::{BodyWorkspace, GitIdentity, LandRequest, LandResult, LandSelecti
 use crate::{Workspaces, failures};
 
 impl Workspaces<'_> {
-    /// Brings a Body's work onto a branch.
+    /// Lands a Body's work on a branch.
     pub async fn land(
         &self,
         id: &BodyId,
@@ -60,12 +60,13 @@ fn land_failure(id: &BodyId, error: workspace::WorkspaceError) -> Failure {
     let unknown = matches!(&error, workspace::WorkspaceError::Git(error) if error.reason() == Some(workspace::GitReason::NoIdentity));
     let failure = failures::workspace(&format!("cannot land the work of Body {id}"), error);
     match (conflict, unknown) {
-        _ if unsound => failure
-            .hint(format!("it stays saved; leave out what is not committed: pal land --committed {id}")),
+        _ if unsound => {
+            failure.hint(format!("it stays saved; land only the commits: pal land --committed {id}"))
+        }
         (true, _) => failure.hint(format!(
             "keep it on a branch of its own and merge it yourself: pal land --branch pal/{id} {id}"
         )),
-        (_, true) => failure.hint("say who you are: git config --global user.name NAME, and user.email"),
+        (_, true) => failure.hint("set your identity: git config --global user.name NAME, and user.email"),
         _ => failure,
     }
 }

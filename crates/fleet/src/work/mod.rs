@@ -1,7 +1,7 @@
-//! Repositories in Bodies: brought in, looked at, saved, landed.
+//! Repositories in Bodies: import, diff, save, land.
 //!
-//! Invariant: a Body whose work is not in the user's repository is removed only when somebody says so.
-//! Invariant: what reaches the user's repository is an event.
+//! Invariant: a Body whose work is not in the user's repository is removed only on explicit request.
+//! Invariant: every change to the user's repository is an event.
 
 mod compare;
 mod devcontainer;
@@ -32,23 +32,23 @@ use workspace::{BodyWorkspace, SaveResult};
 
 use crate::{BodyView, Fleet, blocking::run_blocking, failures};
 
-/// Whether work that cannot be saved may be given up.
+/// Whether work that cannot be saved may be discarded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Discard {
-    /// It may.
+    /// It may be discarded.
     Yes,
-    /// It may not.
+    /// It must not be discarded.
     No,
 }
 
-/// The workspaces of Bodies: bring repositories in, show, save and land the work in them.
+/// Imports repositories into Bodies, and shows, saves and lands the work in them.
 #[derive(Debug, Clone, Copy)]
 pub struct Workspaces<'a> {
     pub(crate) fleet: &'a Fleet,
 }
 
 impl Workspaces<'_> {
-    /// What is below the repositories of a Body.
+    /// The layers below the repositories of a Body.
     pub(crate) fn workspaces_below(&self, workspaces: &[Workspace]) -> Result<Vec<WorkspaceLayers>, Failure> {
         let token = |workspace: &Workspace| {
             workspace.layers.first().map(proto::workspace::unchanged_token).unwrap_or_default()
@@ -63,7 +63,7 @@ impl Workspaces<'_> {
         workspaces.iter().map(below).collect()
     }
 
-    /// Where the work of a Body is.
+    /// The paths of a Body's repositories and of its writes to them.
     pub(crate) fn sources(&self, spec: &Spec) -> Result<Vec<BodyWorkspace>, Failure> {
         let snapshots: Vec<_> =
             self.fleet.snapshots().below(spec)?.into_iter().map(|below| below.dir).collect();
@@ -83,8 +83,8 @@ impl Workspaces<'_> {
         Ok(spec.workspaces.iter().map(source).collect())
     }
 
-    /// Where the work of a Body can be read now. A microVM stands still while its disk is read; of other Bodies the caller
-    /// says whether they do.
+    /// The paths from which the work of a Body can be read now. A microVM is paused while its disk is copied; other
+    /// Bodies may run on, unless the caller has frozen them.
     pub(crate) fn readable_sources(&self, spec: &Spec) -> Result<Vec<BodyWorkspace>, Failure> {
         let copy = if spec.workspaces.is_empty() { None } else { self.fleet.copy_upper(spec)? };
         self.sources_in(spec, copy)
@@ -101,9 +101,10 @@ impl Workspaces<'_> {
         Ok(sources)
     }
 
-    /// A Body that was just made, once its repositories name what it began with: also a fork, and one of a snapshot.
+    /// Writes refs to a new Body's base commits into the user's repositories, so that git keeps the objects. This
+    /// includes forks and Bodies from snapshots. Removes the Body if that fails.
     pub(crate) fn anchor_objects(&self, view: BodyView) -> Result<BodyView, Failure> {
-        // The Body of a step brings nothing back.
+        // The Body of a step saves no work.
         if view.spec.role == BodyRole::Step {
             return Ok(view);
         }
@@ -112,12 +113,12 @@ impl Workspaces<'_> {
             Ok(()) => Ok(view),
             Err(error) => {
                 self.undo_create(view.id());
-                Err(failures::workspace("cannot name the Body's base in the repository", error))
+                Err(failures::workspace("cannot write the Body's refs into the repository", error))
             }
         }
     }
 
-    /// Takes away a Body that nobody has used yet.
+    /// Removes a Body that no caller has used yet.
     fn undo_create(&self, id: &BodyId) {
         let Ok((dir, spec, lock)) = self.fleet.lock_body(id) else { return };
         let _ = self.fleet.write(id, BodyRemoved { by: Some(RemovedBy::Up), discarded: false });
@@ -127,7 +128,7 @@ impl Workspaces<'_> {
         spec.workspaces.iter().for_each(|workspace| workspace::release(id, workspace));
     }
 
-    /// Brings the work of a Body into the repositories it came from. Its processes stand still meanwhile.
+    /// Saves the work of a Body into the repositories that it came from. Freezes its processes meanwhile.
     pub async fn save(&self, id: &BodyId) -> Result<Vec<SaveResult>, Failure> {
         run_blocking(|| {
             let (dir, spec, _lock) = self.fleet.lock_body(id)?;
@@ -158,7 +159,7 @@ impl Workspaces<'_> {
         frozen.inspect_err(|_| drop(self.fleet.thaw_interrupted_save(dir)))
     }
 
-    /// The caller has the lock, and nobody writes.
+    /// Saves the work. The caller holds the lock, and no process writes.
     fn save_work(&self, spec: &Spec) -> Result<Vec<SaveResult>, Failure> {
         self.save_sources(self.readable_sources(spec)?)
     }
@@ -174,7 +175,7 @@ impl Workspaces<'_> {
         Ok(all)
     }
 
-    /// Once for each state of the work.
+    /// Appends the event of a save, once for each state of the work.
     fn note_saved(&self, source: &BodyWorkspace, saved: &SaveResult) -> Result<(), Failure> {
         let recorded = source.dir.join("git").join(&source.workspace.name).join("recorded");
         let text = serde_json::to_string(saved).unwrap_or_default();
@@ -191,7 +192,7 @@ impl Workspaces<'_> {
         Ok(())
     }
 
-    /// What cannot be saved now is still in the Body, so this is told and not an error.
+    /// Saves the work if possible. A failure becomes an event and no error, because the work is still in the Body.
     pub(crate) fn save_if_possible(&self, spec: &Spec) -> Result<(), Failure> {
         if spec.workspaces.is_empty() {
             return Ok(());
@@ -203,11 +204,11 @@ impl Workspaces<'_> {
         Ok(())
     }
 
-    /// Refuses where something would be lost.
+    /// Saves the work, and fails if some of it would be lost.
     pub(crate) fn save_before_removal(&self, spec: &Spec) -> Result<(), Failure> {
         let id = &spec.id;
         let refused = |failure: Failure| {
-            failure.hint(format!("its files are still there; give its work up: pal rm --discard {id}"))
+            failure.hint(format!("its files are still there; to discard its work: pal rm --discard {id}"))
         };
         let saved = self.save_work(spec).map_err(refused)?;
         for saved in &saved {
@@ -235,5 +236,5 @@ impl Workspaces<'_> {
 
 pub(crate) fn no_workspace(id: &BodyId) -> Failure {
     Failure::new(Kind::Usage, format!("Body {id} has no repository in it"))
-        .hint("make one that has: pal up, in a git repository")
+        .hint("create one that has: pal up, in a git repository")
 }

@@ -1,8 +1,8 @@
-//! Dependency layers: what a repository needs, installed once in a clean Body and kept for every other.
+//! Dependency layers: the dependencies of a repository, installed once in a clean Body and shared by all others.
 //!
-//! A dependency layer is the snapshot of a Body in which the repository's own steps ran, with an egress proxy to the names of
-//! its registries and to nothing else. It is named by what decided about it, so a commit that touches none of that needs
-//! no step again. The next one stands on the last one, so that only what is new is fetched.
+//! A dependency layer is the snapshot of a Body in which the repository's own steps ran, with an egress proxy that
+//! allows only its registries. Its key is a hash of the inputs of the steps, so a commit that changes none of them
+//! reuses the layer. A new dependency layer is built on the last one, so that only new dependencies are downloaded.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -30,37 +30,37 @@ use crate::{
     work::Discard,
 };
 
-/// How long one step may take.
+/// Longest run time of one step.
 const STEP_WALL: std::time::Duration = std::time::Duration::from_secs(1800);
-/// How much of a step's output is shown when it failed.
+/// How many bytes at the end of a failed step's output are shown.
 const TAIL_MAX: usize = 4 << 10;
-/// Most dependency layers that stand on each other.
+/// Most dependency layers on top of each other.
 const CHAIN_MAX: usize = 6;
-/// Where a Rust of the user's own is seen.
+/// The mount point of the user's own Rust toolchain.
 const RUST: &str = "/opt/rust";
 pub(crate) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Hears how preparing goes.
+/// A callback that receives lines about the progress.
 pub type Progress<'a> = &'a mut dyn FnMut(&str);
 
-/// What Bodies of one request stand on and know.
+/// The template and the settings of the Bodies of one request.
 pub(crate) struct PreparedBase {
-    /// The dependency layer, or what it would stand on.
+    /// The dependency layer, or the template if nothing was installed.
     pub template: String,
-    /// Who runs their commands, where something says so.
+    /// The user of commands, if the repository names one.
     pub user: Option<String>,
-    /// What runs at each of their starts.
+    /// Shell commands that run at each start.
     pub at_start: Vec<String>,
-    /// Their ports that somebody will want to reach.
+    /// Ports inside that the user will want to reach.
     pub ports: Vec<u16>,
-    /// For every command.
+    /// Environment variables of every command.
     pub env: BTreeMap<String, String>,
-    /// Toolchains.
+    /// Mounts of toolchains.
     pub mounts: Vec<Mount>,
 }
 
 impl Workspaces<'_> {
-    /// Finds or makes the dependency layer of these repositories.
+    /// Finds or creates the dependency layer of these repositories.
     pub(crate) async fn prepare(
         &self,
         up: &UpRequest,
@@ -93,7 +93,7 @@ impl Workspaces<'_> {
             self.fleet.garbage().touch_snapshot(&found.id);
             return Ok(PreparedBase { template: found.id.to_string(), ..prepared });
         }
-        // What the last one of the same repositories fetched need not be fetched again.
+        // The last dependency layer of the same repositories saves repeated downloads.
         let same = |manifest: &&snapshot::SnapshotManifest| {
             let repositories = |workspaces: &[Workspace]| {
                 workspaces.iter().map(|workspace| workspace.repository.clone()).collect::<Vec<_>>()
@@ -109,13 +109,13 @@ impl Workspaces<'_> {
         Ok(PreparedBase { template, ..prepared })
     }
 
-    /// What a repository needs; looked for once for each tree.
+    /// Detects the needs of a repository at its base commit.
     pub(crate) fn needs(&self, workspace: &Workspace) -> Result<Needs, Failure> {
         workspace::needs(&workspace.repository, &format!("{}^{{tree}}", workspace.base))
             .map_err(|error| failures::workspace("cannot find out what the repository needs", error))
     }
 
-    #[expect(clippy::too_many_arguments, reason = "what one Body is prepared from, each of another kind")]
+    #[expect(clippy::too_many_arguments, reason = "the inputs of one preparation, each of another type")]
     async fn make_dependencies(
         &self,
         up: &UpRequest,
@@ -194,7 +194,8 @@ impl Workspaces<'_> {
         Ok(())
     }
 
-    /// A language is the template's: without it no step could say what is wrong so that somebody understands it.
+    /// Checks that the Body has a tool. Without this check, a step would fail with a message that is hard to
+    /// understand.
     async fn look_for(&self, body: &BodyId, tool: Tool) -> Result<(), Failure> {
         let argv = ["/bin/sh", "-c", r#"command -v "$1" >/dev/null"#, "sh", tool.program];
         let mut exec = self
@@ -211,13 +212,13 @@ impl Workspaces<'_> {
             format!("the repository needs `{}`, which its Body does not have", tool.program),
         );
         let missing =
-            missing.hint(format!("Bodies of template host have this machine's own programs: {}", tool.get));
+            missing.hint(format!("Bodies of template host use this host's own programs: {}", tool.get));
         Err(missing
             .hint("or choose a template that has it: pal up --template NAME")
-            .hint("or go without: pal up --no-prepare"))
+            .hint("or start without it: pal up --no-prepare"))
     }
 
-    /// Runs what a Body runs at each start, and waits for its end.
+    /// Runs a start command of a Body and waits for its end.
     pub(crate) async fn run_at_start(&self, body: &BodyId, line: &str) -> Result<(), Failure> {
         match self.run_line(body, line, None, &mut |_| ()).await? {
             (0, _) => Ok(()),
@@ -267,7 +268,7 @@ impl Workspaces<'_> {
         Ok((ended.code, String::from_utf8_lossy(&tail).into_owned()))
     }
 
-    /// Keeps what the steps left, but nothing of what they did to a `.git`.
+    /// Keeps the files that the steps wrote, except their changes to a `.git`.
     async fn keep_dependencies(&self, body: &BodyId, origin: &str, key: &str) -> Result<String, Failure> {
         run_blocking(|| {
             let (dir, spec, _lock) = self.fleet.lock_body(body)?;
@@ -290,15 +291,15 @@ fn step_failed(step: &str, code: i32, tail: &str, denied: &[EgressDenial]) -> Fa
     );
     for denial in denied.iter().take(4) {
         failure = failure.hint(format!(
-            "it was not let out to {denial}; allow it in palisade.toml: [prepare] allow = [\"HOST:443\"]"
+            "the egress proxy denied {denial}; allow it in palisade.toml: [prepare] allow = [\"HOST:443\"]"
         ));
     }
     failure
-        .hint("start without it and look: pal up --no-prepare")
-        .hint("say what is to be done instead: palisade.toml, [prepare] commands = [...]")
+        .hint("start without it and examine the Body: pal up --no-prepare")
+        .hint("set other commands: palisade.toml, [prepare] commands = [...]")
 }
 
-/// Variables and mounts that hold for preparing and for work.
+/// The variables and mounts of both the preparation and the work.
 fn settings(
     footing: &BaseTemplate,
     all: &[(&Workspace, Needs)],
@@ -316,7 +317,7 @@ fn settings(
             needs.container.ports.iter().copied().filter(|port| !ports.contains(port)).collect::<Vec<_>>(),
         );
         path.extend(needs.path.iter().map(|dir| (*dir).to_owned()));
-        // Where no directory of the host can be mounted, the template must have the toolchain.
+        // On a layer without live mounts, the template must contain the toolchain.
         if needs.tools.iter().any(|tool| tool.program == "cargo")
             && capabilities.contains(Capability::LiveMounts)
             && mounts.is_empty()
@@ -338,7 +339,7 @@ fn settings(
     PreparedBase { template: footing.template.clone(), user, at_start, ports, env, mounts }
 }
 
-/// What decides about a dependency layer.
+/// The key of a dependency layer: a hash of all inputs.
 fn key(footing: &BaseTemplate, all: &[(&Workspace, Needs)], prepared: &PreparedBase, layer: Layer) -> String {
     let steps: Vec<_> = all
         .iter()
@@ -363,7 +364,7 @@ fn key(footing: &BaseTemplate, all: &[(&Workspace, Needs)], prepared: &PreparedB
         tools,
         system
     ]);
-    // A snapshot of files is mounted by the layer that it was taken on.
+    // Only the layer on which a snapshot of files was taken can mount it.
     if let (true, Some(deciding)) = (layer != DEFAULT_LAYER, deciding.as_array_mut()) {
         deciding.push(json!(layer));
     }

@@ -1,4 +1,4 @@
-//! `up`: from a repository to a Body with its files.
+//! `pal up`: creates a Body with the files of a repository.
 
 use std::path::PathBuf;
 
@@ -7,76 +7,76 @@ use workspace::{GitIdentity, ImportRequest, LayerStore, Repository, UncommittedF
 
 use crate::{BodyView, Create, Force, Image, Workspaces, blocking::run_blocking, failures, work::Discard};
 
-/// Most Bodies of one request.
+/// Most Bodies in one request.
 const COUNT_MAX: u32 = 1000;
 
-/// A repository, as somebody names it.
+/// A repository, as the caller names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RepoSource {
-    /// The one that this directory is in.
+    /// The repository that contains this directory.
     Path(PathBuf),
-    /// The one at this address.
+    /// The repository at this URL.
     Url(String),
 }
 
-/// How an image of a registry is asked for that a repository names: with whose credentials, and from where.
+/// Resolves an image that a repository names: adds the credentials and the access policy.
 pub type ImageResolver = fn(&str) -> Result<Image, Failure>;
 
-/// Whether what a repository needs is installed.
+/// Whether the dependencies of a repository are installed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PrepareChoice {
-    /// It is, once.
+    /// They are installed, once for all Bodies.
     Yes,
-    /// It is not.
+    /// They are not installed.
     No,
 }
 
-/// Bodies to be made from repositories.
+/// A request to create Bodies from repositories.
 #[derive(Debug, Clone)]
 pub struct UpRequest {
-    /// From where; the first is where commands run.
+    /// The repositories; commands run in the first.
     pub repositories: Vec<RepoSource>,
-    /// At which commit, branch or tag of the first; where they stand if none.
+    /// The commit, branch or tag of the first repository; `None` means its current commit.
     pub reference: Option<String>,
-    /// With uncommitted work or not.
+    /// Whether uncommitted files are included.
     pub dirty: UncommittedFiles,
-    /// Ignored files of the first that come along, absolute.
+    /// Ignored files of the first repository to include, as absolute paths.
     pub include: Vec<PathBuf>,
-    /// With what they need or without.
+    /// Whether dependencies are installed.
     pub prepare: PrepareChoice,
-    /// Who asks.
+    /// The git identity of the caller.
     pub person: GitIdentity,
-    /// How images are asked for that a devcontainer.json names.
+    /// Resolves the images that a devcontainer.json names.
     pub images: ImageResolver,
-    /// The home that the Body has, by name.
+    /// The name of the home that the Body uses.
     pub home: Option<String>,
-    /// What the Bodies are, apart from their repositories.
+    /// The properties of the Bodies apart from their repositories.
     pub create: Create,
-    /// How many.
+    /// The number of Bodies.
     pub count: u32,
 }
 
 impl Workspaces<'_> {
-    /// Makes Bodies with repositories in them.
+    /// Creates Bodies with repositories in them.
     pub async fn up(&self, up: UpRequest) -> Result<Vec<BodyView>, Failure> {
         self.up_with_progress(up, &mut |_| ()).await
     }
 
-    /// The same for a caller who wants to hear how it goes.
+    /// Creates Bodies with repositories in them, and reports the progress.
     pub async fn up_with_progress(
         &self,
         up: UpRequest,
         say: super::Progress<'_>,
     ) -> Result<Vec<BodyView>, Failure> {
         if !(1..=COUNT_MAX).contains(&up.count) {
-            return Err(Failure::new(Kind::Usage, format!("{} Bodies cannot be made at once", up.count))
+            return Err(Failure::new(Kind::Usage, format!("cannot create {} Bodies at once", up.count))
                 .hint(format!("ask for 1 to {COUNT_MAX}")));
         }
         if up.home.is_some() && up.count > 1 {
             return Err(Failure::new(Kind::Usage, "several Bodies cannot have one home")
-                .hint("make one, and fork it: pal fork -n COUNT BODY"));
+                .hint("create one, and fork it: pal fork -n COUNT BODY"));
         }
-        // Until the Bodies stand on what is made here.
+        // The lock keeps `gc` from removing the new layers until the Bodies use them.
         let _building = self.fleet.garbage().building()?;
         let workspaces = run_blocking(|| self.import(&up))?;
         workspaces.iter().for_each(|workspace| report_lfs_pointers(workspace, say));
@@ -91,7 +91,7 @@ impl Workspaces<'_> {
             create.env = prepared.env.into_iter().chain(std::mem::take(&mut create.env)).collect();
             create.mounts.extend(prepared.mounts);
         }
-        // Whoever is not the owner of its files would be refused by git.
+        // git refuses to work in a repository that belongs to another user, unless it is a `safe.directory`.
         if create.user.as_deref().is_some_and(|user| user != "user") {
             let trusted = [
                 ("GIT_CONFIG_COUNT", "1"),
@@ -102,7 +102,7 @@ impl Workspaces<'_> {
             create.env = trusted.into_iter().chain(std::mem::take(&mut create.env)).collect();
         }
         create.workspaces = workspaces;
-        // Held until the Body that has it is there.
+        // The lock is held until the Body that uses the home exists.
         let (home, _taken) =
             up.home.as_deref().map(|name| self.fleet.homes().take(name)).transpose()?.unzip();
         create.home = home;
@@ -135,13 +135,13 @@ impl Workspaces<'_> {
             let bring =
                 ImportRequest { repository: &repository, dirty: up.dirty, include, person: &up.person };
             let brought = workspace::import(layer_store, &bring)
-                .map_err(|error| failures::workspace("cannot bring the repository in", error))?;
+                .map_err(|error| failures::workspace("cannot import the repository", error))?;
             let clash = |other: &Workspace| {
                 other.name == brought.workspace.name || other.repository == brought.workspace.repository
             };
             if let Some(other) = workspaces.iter().find(|other| clash(other)) {
-                return Err(Failure::new(Kind::Usage, format!("two repositories would be {}", other.path()))
-                    .hint("bring one of them in with a Body of its own"));
+                return Err(Failure::new(Kind::Usage, format!("two repositories map to {}", other.path()))
+                    .hint("import one of them into a Body of its own"));
             }
             workspaces.push(brought.workspace);
         }
@@ -159,8 +159,9 @@ impl Workspaces<'_> {
             RepoSource::Path(path) => Repository::find(path, reference, person),
             RepoSource::Url(url) => {
                 let repos = self.fleet.data.join("repos");
-                std::fs::create_dir_all(&repos)
-                    .map_err(|error| workspace::WorkspaceError::Io("make room for a clone", error))?;
+                std::fs::create_dir_all(&repos).map_err(|error| {
+                    workspace::WorkspaceError::Io("create the directory of a clone", error)
+                })?;
                 let name = workspace::layer_id("repository", &[url]);
                 Repository::clone_of(url, &repos.join(format!("{name}.git")), reference, person)
             }
@@ -188,14 +189,14 @@ impl Workspaces<'_> {
         }
     }
 
-    /// How many files of a repository are not committed, and so not in a Body that is made without them.
+    /// Counts the uncommitted files of a repository, which a Body without them would lack.
     pub fn uncommitted(&self, repo: &RepoSource, person: &GitIdentity) -> usize {
         let RepoSource::Path(path) = repo else { return 0 };
         Repository::find(path, None, person).and_then(|found| found.uncommitted(person)).unwrap_or(0)
     }
 }
 
-/// Says which files are kept elsewhere, and so not in the Body. That they cannot be found is no reason to go without one.
+/// Reports files that are only Git LFS pointers, so the Body lacks their contents. A failure to find them is ignored.
 fn report_lfs_pointers(workspace: &Workspace, say: super::Progress<'_>) {
     let found = workspace::lfs_pointers(&workspace.repository, &workspace.base).unwrap_or_default();
     let Some(first) = found.first().map(|path| proto::text::visible(path)) else { return };
@@ -205,7 +206,7 @@ fn report_lfs_pointers(workspace: &Workspace, say: super::Progress<'_>) {
         format!("{first} and {} more are pointers of Git LFS", found.len() - 1)
     };
     say(&format!("{what}, not the contents"));
-    // To be pasted into a shell, it must be a name and nothing else.
+    // The name becomes part of a shell command in the hint, so only plain characters are allowed.
     let plain = first.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._/-".contains(&byte));
     let first = if plain { first } else { "FILE".to_owned() };
     say(&format!(

@@ -131,7 +131,7 @@ impl Disk {
             }
             let count = u64::from(u16_at(entry, 4)?);
             let physical = joined(u32_at(entry, 8)?, u16_at(entry, 6)?.into());
-            // What was reserved and never written reads as zeros, as a hole does.
+            // Reserved blocks that were never written read as zeros, as a hole does.
             if count > 0x8000 {
                 continue;
             }
