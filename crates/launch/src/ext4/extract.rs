@@ -197,8 +197,8 @@ fn times(inode: &Inode) -> Timestamps {
     Timestamps { last_access: time, last_modification: time }
 }
 
-/// Gives a file, or the directory itself where there is no name, its owner. What belongs to an id that the Body's own ids do
-/// not reach stays with its root.
+/// Gives a file, or the directory itself where there is no name, its owner. A file of an id outside the Body's id range
+/// stays with the Body's root.
 fn own(dir: BorrowedFd<'_>, name: &OsStr, inode: &Inode) {
     let (user, group) = inode.owner;
     if user != u32::MAX && group != u32::MAX {
