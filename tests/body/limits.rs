@@ -331,8 +331,9 @@ async fn odd_requests_are_refused_and_leave_nothing(t: Bodies) {
         Kind::Usage
     );
     let missing = proto::spec::Mount { source: t.dir().join("missing"), ..mount("/mnt/x") };
-    // A microVM refuses every mount before it looks for the source.
-    let kind = if t.layer() == proto::Layer::Microvm { Kind::Usage } else { Kind::NotFound };
-    assert_eq!(t.fleet().create(Create { mounts: vec![missing], ..t.kept() }).await.unwrap_err().kind, kind);
+    assert_eq!(
+        t.fleet().create(Create { mounts: vec![missing], ..t.kept() }).await.unwrap_err().kind,
+        Kind::NotFound
+    );
     assert_eq!(t.events().len(), 0, "what is refused did not happen");
 }
