@@ -14,8 +14,8 @@ use testkit::{TemporaryDir, explain, open};
 
 use crate::{chance::Chance, pal::Pal, turn};
 
-/// Made by that version: settings, keys, a leased Body, a snapshot, a home, a template, a build that failed. What is
-/// large was taken out.
+/// Made by that version: settings, keys, a leased Body, a snapshot, a home, a template, a build that failed. Its
+/// large files were removed.
 const LAYOUT_1: &[u8] = include_bytes!("../fixtures/layout-1.tar.gz");
 const KILLS: usize = 60;
 /// Everything that becomes a record.

@@ -232,7 +232,8 @@ async fn the_callers_groups_are_not_the_bodys(t: Bodies) {
             t.denied(view.id(), "host-group", &[format!("gid={GROUP}")]).await;
         } else {
             assert!(
-                record.state == MechanismStatus::Degraded && record.reason.starts_with("1 more group"),
+                record.state == MechanismStatus::Degraded
+                    && record.reason.starts_with("processes inside keep 1 more of your groups"),
                 "{record:?}"
             );
         }

@@ -46,7 +46,7 @@ async fn commands_variables_and_ports_hold_and_the_rest_is_told(t: Bodies) {
         "initializeCommand is not honoured",
         "runArgs",
         "there is no account vscode",
-        "`git` that is there",
+        "is provided by the template's `git`",
         "a/b/nothing:1 is not installed",
         "--env SECRET=",
     ] {
