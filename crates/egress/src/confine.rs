@@ -15,12 +15,12 @@ use rustix::{
     thread::CapabilitySet,
 };
 
-use crate::resolve;
+use crate::{proxy::CONNECTIONS_MAX, resolve};
 
 /// The unprivileged user id on every Linux.
 const NOBODY: u32 = 65534;
-/// Two descriptors for each connection, and some besides.
-const FILES_MAX: u64 = 512;
+/// Two descriptors for each of the connections, two for each lookup of a name, and some besides.
+const FILES_MAX: u64 = 4 * CONNECTIONS_MAX as u64;
 
 /// Confines the caller for good. Returns the Landlock ABI that confines it; 0 if the kernel has none.
 pub fn confine() -> io::Result<i64> {

@@ -11,6 +11,7 @@ use std::{
     collections::HashMap,
     fs::File,
     io::{self, Write},
+    net::IpAddr,
     time::{SystemTime, UNIX_EPOCH},
 };
 
@@ -62,6 +63,16 @@ impl Journal {
         self.denied += usize::from(!decision.allowed);
         self.made.insert(decision, 1);
         Ok(())
+    }
+
+    /// Records the address that stands for a name from now on.
+    pub fn record_name(&mut self, name: &str, address: IpAddr) -> io::Result<()> {
+        self.append(DecisionKind::Named, &Decision::named(name, address))
+    }
+
+    /// Changes when further decisions count as recorded.
+    pub fn set_flush(&mut self, flush: Flush) {
+        self.flush = flush;
     }
 
     /// Writes the count of each decision that was made more than once.

@@ -2,9 +2,9 @@
 //!
 //! It does not use the C library, because this program is static, and glibc's resolver then loads parts of itself
 //! from the host at run time, which a confined process cannot and should not. Both files are read again for each
-//! name, because a host that moves between networks changes them.
+//! lookup, because a host that moves between networks changes them; `name_cache` keeps the answers.
 //!
-//! Absent on purpose: NSS modules (mDNS, LDAP), EDNS, caching, and the search list for names that have a dot.
+//! Absent on purpose: NSS modules (mDNS, LDAP), EDNS, and the search list for names that have a dot.
 //! Trust: a name server may answer anything. No length is trusted, and only addresses of the requested name count.
 
 use std::{
@@ -43,16 +43,31 @@ enum RecordType {
 const CNAME: u16 = 5;
 const INTERNET: u16 = 1;
 
-/// The addresses of a name, IPv4 first: a host without IPv6 is more common than one without IPv4.
-pub async fn resolve(name: &str) -> io::Result<Vec<IpAddr>> {
+/// The answer about a name.
+#[derive(Debug, PartialEq, Eq)]
+pub struct ResolvedName {
+    /// Its addresses, IPv4 first: a host without IPv6 is more common than one without IPv4.
+    pub addresses: Vec<IpAddr>,
+    /// How long they may be kept.
+    pub ttl: Duration,
+}
+
+impl ResolvedName {
+    fn local(addresses: Vec<IpAddr>) -> Self {
+        Self { addresses, ttl: Duration::ZERO }
+    }
+}
+
+/// Looks a name up.
+pub async fn resolve(name: &str) -> io::Result<ResolvedName> {
     let read = |path: &str| sys::fd::read_small(Path::new(path), FILE_LEN_MAX).unwrap_or_default();
     let known = find_in_hosts(&read(HOSTS), name);
     if !known.is_empty() {
-        return Ok(known);
+        return Ok(ResolvedName::local(known));
     }
     // RFC 6761: these names are never sent to a server.
     if name == "localhost" || name.ends_with(".localhost") {
-        return Ok(vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()]);
+        return Ok(ResolvedName::local(vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()]));
     }
     Servers::parse(&read(SERVERS)).resolve(name).await
 }
@@ -83,7 +98,7 @@ struct Servers {
 /// A server's answer about one record type.
 #[derive(Debug, PartialEq, Eq)]
 enum Reply {
-    Addresses(Vec<IpAddr>),
+    Addresses(ResolvedName),
     /// The name does not exist, or has no such record.
     Nothing,
 }
@@ -113,7 +128,7 @@ impl Servers {
         servers
     }
 
-    async fn resolve(&self, name: &str) -> io::Result<Vec<IpAddr>> {
+    async fn resolve(&self, name: &str) -> io::Result<ResolvedName> {
         let dots = name.matches('.').count();
         let mut names = Vec::new();
         if dots == 0 && dots < self.dots {
@@ -122,18 +137,19 @@ impl Servers {
         names.push(name.to_owned());
         for name in names {
             let (v4, v6) = tokio::join!(self.ask(&name, RecordType::A), self.ask(&name, RecordType::Aaaa));
-            let mut found = Vec::new();
+            let mut found = ResolvedName { addresses: Vec::new(), ttl: Duration::MAX };
             match (v4, v6) {
                 (Err(error), Err(_)) => return Err(error),
                 (v4, v6) => {
                     for reply in [v4, v6] {
-                        if let Ok(Reply::Addresses(addresses)) = reply {
-                            found.extend(addresses);
+                        if let Ok(Reply::Addresses(resolved)) = reply {
+                            found.addresses.extend(resolved.addresses);
+                            found.ttl = found.ttl.min(resolved.ttl);
                         }
                     }
                 }
             }
-            if !found.is_empty() {
+            if !found.addresses.is_empty() {
                 return Ok(found);
             }
         }
@@ -265,11 +281,12 @@ impl Query<'_> {
     /// The addresses of the name itself, or of the name that it is an alias of.
     fn addresses(&self, mut reader: Reader<'_>, answers: u16) -> Option<Reply> {
         let (mut aliases, mut found) = (Vec::new(), Vec::new());
+        let mut ttl = Duration::MAX;
         for _ in 0..answers {
             let owner = reader.name()?;
             let (kind, class) = (reader.number()?, reader.number()?);
-            // The TTL is skipped, because nothing is cached.
-            reader.take(4)?;
+            let seconds = <[u8; 4]>::try_from(reader.take(4)?).ok()?;
+            ttl = ttl.min(Duration::from_secs(u32::from_be_bytes(seconds).into()));
             let len = usize::from(reader.number()?);
             let mut inner = Reader { at: reader.at, ..reader };
             let data = reader.take(len)?;
@@ -284,7 +301,7 @@ impl Query<'_> {
             let addresses: Vec<IpAddr> =
                 found.iter().filter(|(owner, _)| *owner == name).map(|(_, address)| *address).collect();
             if !addresses.is_empty() {
-                return Some(Reply::Addresses(addresses));
+                return Some(Reply::Addresses(ResolvedName { addresses, ttl }));
             }
             match aliases.iter().find(|(owner, _)| *owner == name) {
                 Some((_, target)) => name = target.clone(),
@@ -389,7 +406,8 @@ mod tests {
         let address = |last: u8| vec![192, 0, 2, last];
         let found = |records: &[(&str, u16, Vec<u8>)]| QUERY.decode(&answer(&QUERY, 0, records));
         let these = |last: &[u8]| {
-            Ok(Reply::Addresses(last.iter().map(|last| Ipv4Addr::new(192, 0, 2, *last).into()).collect()))
+            let addresses = last.iter().map(|last| Ipv4Addr::new(192, 0, 2, *last).into()).collect();
+            Ok(Reply::Addresses(ResolvedName { addresses, ttl: Duration::from_secs(60) }))
         };
         assert_eq!(found(&[("A.test", 1, address(1)), ("a.test", 1, address(2))]), these(&[1, 2]));
         assert_eq!(found(&[("evil.io", 1, address(9))]), Ok(Reply::Nothing));
@@ -498,14 +516,15 @@ mod tests {
         })
         .await;
         let servers = Servers { addresses: vec![place], search: vec!["corp.test".into()], dots: 1 };
-        let four = vec![IpAddr::from([192, 0, 2, 1])];
+        let minute = Duration::from_secs(60);
+        let four = ResolvedName { addresses: vec![[192, 0, 2, 1].into()], ttl: minute };
         assert_eq!(servers.resolve("long.test").await.unwrap(), four);
         assert_eq!(
             servers.resolve("host").await.unwrap(),
             four,
             "a bare name is looked for in the search list"
         );
-        assert_eq!(servers.resolve("six.test").await.unwrap(), [IpAddr::from(Ipv6Addr::LOCALHOST)]);
+        assert_eq!(servers.resolve("six.test").await.unwrap().addresses, [IpAddr::from(Ipv6Addr::LOCALHOST)]);
         assert_eq!(servers.resolve("none.test").await.unwrap_err().kind(), io::ErrorKind::NotFound);
         assert!(
             servers.resolve("broken.test").await.unwrap_err().to_string().contains("no name server answers")

@@ -1,0 +1,106 @@
+//! The readers of hostile bytes as the fuzz targets call them: each checks what must hold for every input.
+
+use std::net::IpAddr;
+
+use proto::egress::{Permit, Protocol};
+
+use crate::{
+    client_hello::{HELLO_LEN_MAX, HelloReader},
+    dns_message::{self, DnsRecord, ResponseCode},
+    first_bytes::{FirstBytes, FirstBytesVerdict},
+    http_body::{BodyLength, BodyReader},
+    http_head::HttpRequest,
+    target::{Host, Target},
+};
+
+fn target() -> Target {
+    Target { host: Host::Name("a.test".into()), port: 80 }
+}
+
+/// A DNS message: the answer has the question as it came, and a query that is read has no second reading.
+pub fn dns(message: &[u8]) {
+    match dns_message::parse(message) {
+        Ok(query) => {
+            assert!(query.name.bytes().all(|byte| byte.is_ascii_graphic() && !byte.is_ascii_uppercase()));
+            for record in [DnsRecord::Address([198, 18, 0, 1].into()), DnsRecord::Name("a.test".into())] {
+                let answer = query.answer(ResponseCode::NoError, Some(&record));
+                assert!(answer.len() <= message.len() + 64 && answer[..2] == message[..2]);
+                assert!(
+                    dns_message::parse(&answer).is_err_and(|answer| answer.is_none()),
+                    "no answer to an answer"
+                );
+            }
+        }
+        Err(Some(answer)) => assert!(answer.len() >= 12 && answer[..2] == message[..2]),
+        Err(None) => {}
+    }
+}
+
+/// A ClientHello in two cuts, which end alike.
+pub fn client_hello(stream: &[u8], pieces: &[&[u8]]) {
+    let read = |pieces: &[&[u8]]| {
+        let mut reader = HelloReader::default();
+        pieces.iter().map(|piece| reader.push(piece)).find(|read| !matches!(read, Ok(None)))
+    };
+    assert!(stream.len() > HELLO_LEN_MAX || read(&[stream]) == read(pieces));
+}
+
+/// An HTTP head: what is sent is a head that is read again, and names the judged host and no other.
+pub fn http_head(head: &[u8]) {
+    let Ok(request) = HttpRequest::parse(head) else { return };
+    if request.check_host(&target()).is_err() {
+        return;
+    }
+    for protocol in [Protocol::Http, Protocol::PlainHttp] {
+        let permit = Permit { protocol, private: false, rule: String::new() };
+        let Ok(body) = request.check_protocol(&permit) else { continue };
+        let sent = request.for_host(&target(), &permit, body);
+        let Some(again) =
+            sent.strip_suffix("\r\n\r\n").and_then(|sent| HttpRequest::parse(sent.as_bytes()).ok())
+        else {
+            unreachable!("{sent:?} is no head")
+        };
+        assert!(again.check_host(&target()).is_ok() && again.check_protocol(&permit) == Ok(body), "{sent:?}");
+    }
+}
+
+/// A chunked body in two cuts, which end alike.
+pub fn http_body(stream: &[u8], pieces: &[&[u8]]) {
+    let read = |pieces: &[&[u8]]| {
+        let mut reader = BodyReader::new(BodyLength::Chunked);
+        let mut len = 0;
+        for piece in pieces {
+            match reader.push(piece) {
+                Ok(taken) => len += taken,
+                Err(_) => return None,
+            }
+        }
+        Some((len, reader.is_done()))
+    };
+    assert_eq!(read(&[stream]), read(pieces));
+}
+
+/// The first bytes of a program, in two cuts: what one denies, the other never lets through.
+pub fn first_bytes(stream: &[u8], pieces: &[&[u8]]) {
+    let read = |pieces: &[&[u8]]| {
+        let mut first = FirstBytes::default();
+        let mut last = FirstBytesVerdict::Unclear;
+        for piece in pieces {
+            last = first.push(piece, &target());
+            if matches!(last, FirstBytesVerdict::Pass | FirstBytesVerdict::Deny(_)) {
+                break;
+            }
+        }
+        last
+    };
+    let is_denied = |verdict: &FirstBytesVerdict| matches!(verdict, FirstBytesVerdict::Deny(_));
+    let (whole, cut) = (read(&[stream]), read(pieces));
+    assert!(stream.len() > HELLO_LEN_MAX || is_denied(&whole) == is_denied(&cut), "{whole:?} {cut:?}");
+}
+
+/// An address: its spelling as IPv6 is judged like itself.
+pub fn address(octets: [u8; 4]) {
+    let v4 = std::net::Ipv4Addr::from(octets);
+    let is_inner = |address: IpAddr| crate::address::is_inner(address);
+    assert_eq!(is_inner(v4.into()), is_inner(v4.to_ipv6_mapped().into()));
+}

@@ -1,0 +1,159 @@
+//! The process: it takes its orders, confines itself, and serves until the Body ends.
+
+use std::{
+    fs::File,
+    io::{self, Write},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::net::UnixStream,
+    },
+    process::ExitCode,
+    rc::Rc,
+};
+
+use proto::egress::{EgressAnswer, Policy, TRANSPARENT};
+use rustix::fs::FlockOperation;
+use tokio::{
+    io::unix::AsyncFd,
+    net::{TcpListener, UdpSocket, UnixListener},
+    task::LocalSet,
+};
+
+use crate::{
+    confine,
+    inputs::{ProxyInputs, RedirectInputs},
+    journal::Journal,
+    names::NameTable,
+    proxy::Proxy,
+};
+
+const STDIN: i32 = 0;
+
+/// Runs the process. Its standard input is a socket to its supervisor.
+pub fn main() -> ExitCode {
+    let _ = sys::process::set_name(c"pal-egress");
+    let supervisor = match sys::fd::inherited(STDIN) {
+        Ok(supervisor) => UnixStream::from(supervisor),
+        Err(_) => return ExitCode::FAILURE,
+    };
+    match run(&supervisor) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(ProxyStepError { step, cause }) => {
+            let _ = writeln!(io::stderr(), "pal-egress: cannot {step}: {cause}");
+            tell(&supervisor, &EgressAnswer::Failed { step: step.into(), cause: cause.to_string() });
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// A step that failed.
+struct ProxyStepError {
+    step: &'static str,
+    cause: io::Error,
+}
+
+/// The sockets, once tokio watches them.
+struct ProxySockets {
+    listener: UnixListener,
+    control: UnixListener,
+    redirect: Option<RedirectListeners>,
+    body: AsyncFd<OwnedFd>,
+}
+
+struct RedirectListeners {
+    tcp: [TcpListener; 2],
+    dns_udp: UdpSocket,
+    dns_tcp: TcpListener,
+}
+
+/// Confines the process, and serves until the Body ends.
+fn run(supervisor: &UnixStream) -> Result<(), ProxyStepError> {
+    let is_transparent = std::env::args_os().nth(1).is_some_and(|argument| argument == TRANSPARENT);
+    let inputs = ProxyInputs::receive(supervisor, is_transparent)
+        .map_err(at("receive the supervisor's descriptors and orders"))?;
+    let proxy = Rc::new(open(&inputs)?);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(at("create the runtime"))?;
+    let entered = runtime.enter();
+    let sockets = ProxySockets::watch(inputs).map_err(at("listen"))?;
+    drop(entered);
+    let landlock = confine::confine().map_err(at("confine itself"))?;
+    tell(supervisor, &EgressAnswer::Ready { landlock });
+    LocalSet::new()
+        .block_on(&runtime, async {
+            sockets.serve(&proxy).await;
+            proxy.journal.borrow_mut().finish()
+        })
+        .map_err(at("write the counts of its decisions"))
+}
+
+/// The proxy, with the names that earlier processes of the Body recorded.
+fn open(inputs: &ProxyInputs) -> Result<Proxy, ProxyStepError> {
+    let policy = Policy::new(&inputs.orders.rules)
+        .map_err(|error| at("read the policy")(io::Error::new(io::ErrorKind::InvalidData, error)))?;
+    let spool = inputs.spool.try_clone().map_err(at("open the spool"))?;
+    // Held until this process ends: a `pal` that gets the exclusive lock knows that no further line comes.
+    rustix::fs::flock(&spool, FlockOperation::NonBlockingLockShared)
+        .map_err(|errno| at("lock the spool")(errno.into()))?;
+    // The supervisor's descriptor may only append.
+    let names = File::open(sys::fd::path_of(spool.as_fd())).and_then(NameTable::read);
+    let names = names.map_err(at("read the names in the spool"))?;
+    let journal = Journal::new(spool, inputs.orders.flush);
+    Ok(Proxy::new(policy, inputs.orders.generation, journal, names))
+}
+
+impl ProxySockets {
+    fn watch(inputs: ProxyInputs) -> io::Result<Self> {
+        Ok(Self {
+            listener: UnixListener::from_std(inputs.listener)?,
+            control: UnixListener::from_std(inputs.control)?,
+            redirect: inputs.redirect.map(RedirectListeners::watch).transpose()?,
+            body: readable(inputs.body)?,
+        })
+    }
+
+    /// Serves until the Body's first process ends.
+    async fn serve(self, proxy: &Rc<Proxy>) {
+        tokio::task::spawn_local(proxy.clone().serve(self.listener));
+        tokio::task::spawn_local(proxy.clone().serve_control(self.control));
+        if let Some(RedirectListeners { tcp, dns_udp, dns_tcp }) = self.redirect {
+            for listener in tcp {
+                tokio::task::spawn_local(proxy.clone().serve_redirected(listener));
+            }
+            tokio::task::spawn_local(proxy.clone().resolve_datagrams(dns_udp));
+            tokio::task::spawn_local(proxy.clone().resolve_streams(dns_tcp));
+        }
+        let _ = self.body.readable().await;
+    }
+}
+
+impl RedirectListeners {
+    fn watch(inputs: RedirectInputs) -> io::Result<Self> {
+        let [tcp4, tcp6] = inputs.tcp;
+        Ok(Self {
+            tcp: [TcpListener::from_std(tcp4)?, TcpListener::from_std(tcp6)?],
+            dns_udp: UdpSocket::from_std(inputs.dns_udp)?,
+            dns_tcp: TcpListener::from_std(inputs.dns_tcp)?,
+        })
+    }
+}
+
+#[expect(
+    deprecated,
+    reason = "unsound only for types whose descriptor may close or change; an OwnedFd's does not"
+)]
+fn readable(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    AsyncFd::new(fd)
+}
+
+/// Answers the supervisor. After a restart the supervisor does not read the answer.
+fn tell(mut supervisor: &UnixStream, answer: &EgressAnswer) {
+    let line = serde_json::to_string(answer).unwrap_or_default() + "\n";
+    let _ = supervisor.write_all(line.as_bytes());
+}
+
+fn at(step: &'static str) -> impl Fn(io::Error) -> ProxyStepError {
+    move |cause| ProxyStepError { step, cause }
+}

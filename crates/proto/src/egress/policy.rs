@@ -1,0 +1,619 @@
+//! The egress policy of a Body: which names and addresses it may reach, on which ports, by which protocol.
+//!
+//! A rule has one form on the command line, in `palisade.toml`, in the API and in the spec:
+//!
+//! ```text
+//! HOST[:PORTS][+MARK…]
+//!
+//! HOST    api.example.org       this name
+//!         *.example.org         the names one label below it
+//!         **.example.org        all names below it, not itself
+//!         192.0.2.7  [2001:db8::1]  192.0.2.0/24    addresses, for programs that connect to them without a name
+//!         *                     every public name and address
+//! PORTS   443   8000-8080   *   without ports: 80 and 443
+//! MARK    tls, http, tcp        the protocol; without one, TLS on port 443, HTTP on port 80, and TCP elsewhere
+//!         plain                 HTTP of which only GET and HEAD may be asked
+//!         private               the name may lead to an address of this host or of a private network
+//! ```
+//!
+//! Invariant: a target without a rule is denied, and so is a target in any spelling but the canonical one.
+//! Invariant: a rule that denies wins over every rule that allows.
+
+use std::net::{IpAddr, Ipv6Addr};
+
+use serde::{Deserialize, Serialize};
+
+use super::fit_to_show;
+
+/// Most rules of a policy.
+pub const RULES_MAX: usize = 256;
+/// Most examples of a rule.
+const EXAMPLES_MAX: usize = 32;
+/// Longest reason of a rule, in bytes.
+const WHY_LEN_MAX: usize = 200;
+
+/// A rule that cannot be used.
+#[derive(Debug, Clone, thiserror::Error, PartialEq, Eq)]
+pub enum RuleError {
+    /// The text is not a rule.
+    #[error(
+        "{0:?} is not a rule: write a name and a port such as `pypi.org:443`, `*.example.org:443` or `db.example.org:5432`, followed by `+private` for a host of your own network, or `+plain` for plain http"
+    )]
+    Syntax(String),
+    /// The policy has too many rules.
+    #[error("{0} rules; a policy has at most {RULES_MAX}")]
+    TooMany(usize),
+    /// A reason or a list of examples is too long.
+    #[error(
+        "the rule {0:?} has a reason of more than {WHY_LEN_MAX} bytes, or more than {EXAMPLES_MAX} examples"
+    )]
+    TooLong(String),
+    /// An example contradicts its rule.
+    #[error("the rule {rule:?} should {} its example {example:?}", if *.is_match { "match" } else { "not match" })]
+    Example {
+        /// The rule.
+        rule: String,
+        /// The example.
+        example: String,
+        /// Whether the rule should match it.
+        is_match: bool,
+    },
+}
+
+/// The effect of a rule on the connections that it matches.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RuleAction {
+    /// The Body may make them.
+    #[default]
+    Allow,
+    /// The Body may not.
+    Deny,
+}
+
+/// A rule as a person or a preset wrote it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EgressRule {
+    /// The effect of the rule.
+    #[serde(default, skip_serializing_if = "is_allow")]
+    pub action: RuleAction,
+    /// The targets, as `HOST[:PORTS][+MARK…]`.
+    pub to: String,
+    /// The reason for the rule.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+    /// Targets (`HOST:PORT`) that the rule must match; checked when it is read.
+    #[serde(default, rename = "match", skip_serializing_if = "Vec::is_empty")]
+    pub matches: Vec<String>,
+    /// Targets that the rule must not match.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub not_match: Vec<String>,
+}
+
+fn is_allow(action: &RuleAction) -> bool {
+    *action == RuleAction::Allow
+}
+
+impl EgressRule {
+    /// A rule that allows these targets.
+    pub fn allow(to: impl Into<String>) -> Self {
+        Self {
+            action: RuleAction::Allow,
+            to: to.into(),
+            why: None,
+            matches: Vec::new(),
+            not_match: Vec::new(),
+        }
+    }
+
+    /// A rule that denies these targets.
+    pub fn deny(to: impl Into<String>) -> Self {
+        Self { action: RuleAction::Deny, ..Self::allow(to) }
+    }
+
+    /// The rule with a reason.
+    #[must_use]
+    pub fn because(mut self, why: impl Into<String>) -> Self {
+        self.why = Some(why.into());
+        self
+    }
+
+    /// The rule as one line of text, for decisions and tables.
+    pub fn shown(&self) -> String {
+        let action = if self.action == RuleAction::Allow { "allow" } else { "deny" };
+        match &self.why {
+            Some(why) => format!("{action} {} ({})", fit_to_show(&self.to), fit_to_show(why)),
+            None => format!("{action} {}", fit_to_show(&self.to)),
+        }
+    }
+}
+
+/// The protocol that a rule permits on a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Protocol {
+    /// TLS whose server name is the name of the connection.
+    Tls,
+    /// HTTP/1.1 whose `Host` is the name of the connection, one request on each connection.
+    Http,
+    /// Such HTTP, of which only GET and HEAD may be asked.
+    PlainHttp,
+    /// Any bytes; TLS and HTTP among them must name the name of the connection.
+    Tcp,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum HostPattern {
+    Any,
+    Name(String),
+    /// The names one label below.
+    Child(String),
+    /// The names any number of labels below.
+    Below(String),
+    Addresses {
+        first: u128,
+        last: u128,
+    },
+}
+
+/// One rule, ready to judge.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rule {
+    host: HostPattern,
+    /// The first and the last port; none for 80 and 443.
+    ports: Option<(u16, u16)>,
+    private: bool,
+    /// The protocol, if a mark names it.
+    protocol: Option<Protocol>,
+    source: EgressRule,
+}
+
+/// The permission of a rule for one connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Permit {
+    /// The protocol that the connection must speak.
+    pub protocol: Protocol,
+    /// Whether the target may be an address of this host or of a private network: a rule says `+private`, or names the
+    /// address.
+    pub private: bool,
+    /// The rule, for the record.
+    pub rule: String,
+}
+
+/// The rules of a Body, ready to judge.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Policy(Vec<Rule>);
+
+impl Policy {
+    /// Reads rules, and checks their examples.
+    pub fn new(rules: &[EgressRule]) -> Result<Self, RuleError> {
+        if rules.len() > RULES_MAX {
+            return Err(RuleError::TooMany(rules.len()));
+        }
+        rules.iter().map(read_rule).collect::<Result<_, _>>().map(Self)
+    }
+
+    /// Reads rules that allow.
+    pub fn parse<S: AsRef<str>>(rules: &[S]) -> Result<Self, RuleError> {
+        let rules: Vec<EgressRule> = rules.iter().map(|rule| EgressRule::allow(rule.as_ref())).collect();
+        Self::new(&rules)
+    }
+
+    /// Splits a target `HOST:PORT` into a canonical name and a port; the error is a reason for the record.
+    pub fn target(text: &str) -> Result<(String, u16), String> {
+        let (host, port) = text.rsplit_once(':').ok_or("it has no port")?;
+        let port = read_port(port).ok_or("its port is not a number from 1 to 65535")?;
+        let host = canonical_name(host)
+            .ok_or("it is not a plain host name: IP addresses and other spellings are denied")?;
+        Ok((host, port))
+    }
+
+    /// Whether some rule allows a canonical name on some port, so that a resolver may answer it.
+    pub fn resolves(&self, name: &str) -> bool {
+        let covers = |rule: &&Rule| rule.host.covers_name(name);
+        let denied =
+            |rule: &Rule| rule.source.action == RuleAction::Deny && rule.ports == Some((1, u16::MAX));
+        let mut rules = self.0.iter().filter(covers);
+        rules.clone().any(|rule| rule.source.action == RuleAction::Allow) && !rules.any(denied)
+    }
+
+    /// The rule for a connection to a canonical name, or the reason why there is none.
+    pub fn judge_name(&self, name: &str, port: u16) -> Result<Permit, String> {
+        self.judge(&|rule| rule.host.covers_name(name), port, &format!("{name}:{port}"))
+    }
+
+    /// The rule for a connection to an address without a name, or the reason why there is none.
+    pub fn judge_address(&self, address: IpAddr, port: u16) -> Result<Permit, String> {
+        let shown = std::net::SocketAddr::new(address, port).to_string();
+        self.judge(&|rule| rule.host.covers_address(address), port, &shown)
+    }
+
+    /// Why a name that a rule allows may not lead to this address, if a rule denies the address.
+    pub fn denial_of_address(&self, address: IpAddr, port: u16) -> Option<String> {
+        let is_it = |rule: &&Rule| {
+            rule.source.action == RuleAction::Deny && rule.has_port(port) && rule.host.covers_address(address)
+        };
+        let rule = self.0.iter().find(is_it)?;
+        Some(format!("the rule `{}` denies its address {address}", rule.source.shown()))
+    }
+
+    fn judge(&self, covers: &dyn Fn(&Rule) -> bool, port: u16, shown: &str) -> Result<Permit, String> {
+        let mut fitting = self.0.iter().filter(|rule| rule.has_port(port) && covers(rule));
+        if let Some(rule) = fitting.clone().find(|rule| rule.source.action == RuleAction::Deny) {
+            return Err(format!("the rule `{}` denies {shown}", rule.source.shown()));
+        }
+        let private = fitting.clone().any(Rule::may_be_private);
+        let rule = fitting.next().ok_or_else(|| format!("no rule names {shown}"))?;
+        Ok(Permit { protocol: rule.protocol_on(port), private, rule: rule.source.shown() })
+    }
+}
+
+impl Rule {
+    fn has_port(&self, port: u16) -> bool {
+        match self.ports {
+            Some((first, last)) => (first..=last).contains(&port),
+            None => matches!(port, 80 | 443),
+        }
+    }
+
+    /// A rule that names addresses means just these, wherever they lead.
+    fn may_be_private(&self) -> bool {
+        self.private || matches!(self.host, HostPattern::Addresses { .. })
+    }
+
+    fn protocol_on(&self, port: u16) -> Protocol {
+        self.protocol.unwrap_or(match port {
+            443 => Protocol::Tls,
+            80 => Protocol::Http,
+            _ => Protocol::Tcp,
+        })
+    }
+
+    fn matches(&self, target: &str) -> bool {
+        let Some((host, port)) = target.rsplit_once(':') else { return false };
+        let Some(port) = read_port(port) else { return false };
+        let address = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+        let covers = match (address, canonical_name(host)) {
+            (Ok(address), _) => self.host.covers_address(address),
+            (Err(_), Some(name)) => self.host.covers_name(&name),
+            (Err(_), None) => false,
+        };
+        covers && self.has_port(port)
+    }
+}
+
+impl HostPattern {
+    fn covers_name(&self, name: &str) -> bool {
+        let front = |below: &str| name.strip_suffix(below).and_then(|front| front.strip_suffix('.'));
+        match self {
+            Self::Any => true,
+            Self::Name(own) => own == name,
+            Self::Child(below) => front(below).is_some_and(|front| !front.is_empty() && !front.contains('.')),
+            Self::Below(below) => front(below).is_some_and(|front| !front.is_empty()),
+            Self::Addresses { .. } => false,
+        }
+    }
+
+    fn covers_address(&self, address: IpAddr) -> bool {
+        match self {
+            Self::Any => true,
+            Self::Addresses { first, last } => (*first..=*last).contains(&number(address)),
+            Self::Name(_) | Self::Child(_) | Self::Below(_) => false,
+        }
+    }
+}
+
+/// An address as a number; IPv4 as the IPv6 address to which it is mapped, so that both spellings are one.
+fn number(address: IpAddr) -> u128 {
+    match address {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().to_bits(),
+        IpAddr::V6(v6) => v6.to_bits(),
+    }
+}
+
+fn read_rule(source: &EgressRule) -> Result<Rule, RuleError> {
+    let too_long = source.why.as_ref().is_some_and(|why| why.len() > WHY_LEN_MAX)
+        || source.matches.len() > EXAMPLES_MAX
+        || source.not_match.len() > EXAMPLES_MAX;
+    if too_long {
+        return Err(RuleError::TooLong(fit_to_show(&source.to)));
+    }
+    let rule = parse_rule(source).ok_or_else(|| RuleError::Syntax(fit_to_show(&source.to)))?;
+    let examples = source.matches.iter().map(|example| (example, true));
+    for (example, is_match) in examples.chain(source.not_match.iter().map(|example| (example, false))) {
+        if rule.matches(example) != is_match {
+            let (rule, example) = (fit_to_show(&source.to), fit_to_show(example));
+            return Err(RuleError::Example { rule, example, is_match });
+        }
+    }
+    Ok(rule)
+}
+
+fn parse_rule(source: &EgressRule) -> Option<Rule> {
+    let mut marks = source.to.split('+');
+    let text = marks.next()?;
+    let (mut private, mut protocol) = (false, None);
+    for mark in marks {
+        let named = match mark {
+            "private" => {
+                private = true;
+                continue;
+            }
+            "plain" => Protocol::PlainHttp,
+            "tls" => Protocol::Tls,
+            "http" => Protocol::Http,
+            "tcp" => Protocol::Tcp,
+            _ => return None,
+        };
+        if protocol.replace(named).is_some_and(|other| other != named) {
+            return None;
+        }
+    }
+    let (host, ports) = split_ports(text)?;
+    Some(Rule { host: parse_host(host)?, ports, private, protocol, source: source.clone() })
+}
+
+/// Splits a rule into its host and its ports.
+fn split_ports(text: &str) -> Option<(&str, Option<(u16, u16)>)> {
+    let (host, ports) = match text.rsplit_once(':') {
+        // The colons of an address in brackets belong to it.
+        Some((_, rest)) if rest.ends_with(']') || rest.contains("]/") => (text, None),
+        Some((host, ports)) => (host, Some(ports)),
+        None => (text, None),
+    };
+    let ports = match ports {
+        None => None,
+        Some("*") => Some((1, u16::MAX)),
+        Some(ports) => {
+            let (first, last) = ports.split_once('-').unwrap_or((ports, ports));
+            let (first, last) = (read_port(first)?, read_port(last)?);
+            (first <= last).then_some(Some((first, last)))?
+        }
+    };
+    Some((host, ports))
+}
+
+fn parse_host(host: &str) -> Option<HostPattern> {
+    if host == "*" {
+        return Some(HostPattern::Any);
+    }
+    if let Some(addresses) = parse_addresses(host) {
+        return Some(addresses);
+    }
+    let (below, make): (&str, fn(String) -> HostPattern) = if let Some(rest) = host.strip_prefix("**.") {
+        (rest, HostPattern::Below)
+    } else if let Some(rest) = host.strip_prefix("*.") {
+        (rest, HostPattern::Child)
+    } else {
+        (host, HostPattern::Name)
+    };
+    let name = below.to_ascii_lowercase();
+    // A rule for a whole top-level domain is surely a mistake.
+    let is_whole_domain = below.len() != host.len() && !name.contains('.');
+    (is_name(&name) && !is_whole_domain).then(|| make(name))
+}
+
+/// An address, or a range as `ADDRESS/BITS`; IPv6 stands in brackets.
+fn parse_addresses(host: &str) -> Option<HostPattern> {
+    let (address, bits) = match host.split_once('/') {
+        Some((address, bits)) => (address, Some(bits.parse::<u32>().ok().filter(|_| is_digits(bits))?)),
+        None => (host, None),
+    };
+    let address: IpAddr = match address.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
+        Some(v6) => IpAddr::V6(v6.parse::<Ipv6Addr>().ok()?),
+        None => IpAddr::V4(address.parse().ok()?),
+    };
+    let width = if address.is_ipv4() { 32 } else { 128 };
+    let bits = bits.unwrap_or(width);
+    if bits > width {
+        return None;
+    }
+    let hosts = match width - bits {
+        128 => u128::MAX,
+        free => (1u128 << free) - 1,
+    };
+    let first = number(address);
+    // A range begins at its first address.
+    (first & hosts == 0).then_some(HostPattern::Addresses { first, last: first | hosts })
+}
+
+fn is_digits(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+fn read_port(text: &str) -> Option<u16> {
+    text.parse().ok().filter(|port| is_digits(text) && *port != 0)
+}
+
+/// A name in the one spelling that rules compare; none if the text is no plain host name.
+pub fn canonical_name(host: &str) -> Option<String> {
+    let name = host.to_ascii_lowercase();
+    is_name(&name).then_some(name)
+}
+
+/// Whether a name has the only spelling that rules accept: lower-case labels, no dot at the end, and no
+/// numeric last label, which some resolvers read as part of an IP address.
+fn is_name(host: &str) -> bool {
+    let label = |label: &str| {
+        !label.is_empty()
+            && label.len() <= 63
+            && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_')
+            && !label.starts_with('-')
+    };
+    let numeric = |label: &str| label.bytes().all(|byte| byte.is_ascii_digit()) || label.starts_with("0x");
+    let last = host.rsplit('.').next().unwrap_or(host);
+    host.len() <= 253 && host.split('.').all(label) && !numeric(last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn policy(rules: &[&str]) -> Policy {
+        Policy::parse(rules).unwrap()
+    }
+
+    /// Judges a target as the proxy does.
+    fn judge(policy: &Policy, target: &str) -> Result<Permit, String> {
+        let (name, port) = Policy::target(target)?;
+        policy.judge_name(&name, port)
+    }
+
+    #[test]
+    fn names_are_let_through_in_one_spelling_only() {
+        let policy = policy(&["pypi.org:443", "**.pythonhosted.org:443", "*.one.test"]);
+        for target in [
+            "pypi.org:443",
+            "PyPI.org:443",
+            "files.pythonhosted.org:443",
+            "a.b.pythonhosted.org:443",
+            "a.one.test:443",
+            "a.one.test:80",
+        ] {
+            assert!(judge(&policy, target).is_ok(), "{target}");
+        }
+        for target in [
+            "pypi.org:80",
+            "pypi.org:4430",
+            "pypi.org",
+            "pypi.org:",
+            "pypi.org:+443",
+            "pypi.org.:443",
+            "pypi.org.evil.io:443",
+            "evilpypi.org:443",
+            "pythonhosted.org:443",
+            ".pythonhosted.org:443",
+            "xpythonhosted.org:443",
+            "a.b.one.test:443",
+            "one.test:443",
+            "xone.test:443",
+            "user@pypi.org:443",
+            "pypi.org@evil.io:443",
+            "pypi.org\0.evil.io:443",
+            "evil.io\0.pypi.org:443",
+            "evil.io#pypi.org:443",
+            "evil.io/pypi.org:443",
+            "[::1]:443",
+            "127.0.0.1:443",
+            "2130706433:443",
+            "0x7f000001:443",
+            "0177.0.0.1:443",
+            "127.1:443",
+            "[::ffff:127.0.0.1]:443",
+            "1.2.3.0x4:443",
+            "",
+            ":443",
+            "..:443",
+            "-x.org:443",
+            "pypi.org:443:443",
+            "pypi .org:443",
+            "pypi.org:65979",
+            "xn--pypi\u{202e}.org:443",
+            "pypi\u{3002}org:443",
+        ] {
+            assert!(judge(&policy, target).is_err(), "{target:?}");
+        }
+        assert!(judge(&Policy::default(), "pypi.org:443").is_err(), "an empty list denies");
+    }
+
+    #[test]
+    fn rules_that_mean_too_much_or_nothing_are_refused() {
+        for rule in [
+            "",
+            "*.org:443",
+            "**.org:443",
+            "*.:443",
+            "**:443",
+            "a.*.org:443",
+            "pypi.org:0",
+            "pypi.org:2-1",
+            "pypi.org:1-",
+            "pypi.org.:443",
+            "a b:1",
+            "https://pypi.org:443",
+            "pypi.org:443 +private",
+            "pypi.org:443+",
+            "pypi.org:443+tls+tcp",
+            "pypi.org:443+quic",
+            "pypi.org:+443",
+            "+plain",
+            "192.0.2.1/24:443",
+            "192.0.2.0/33:443",
+            "192.0.2:443",
+            "[2001:db8::1:443",
+            "2001:db8::1",
+        ] {
+            assert!(Policy::parse(&[rule]).is_err(), "{rule:?}");
+        }
+        let many: Vec<String> = (0..=RULES_MAX).map(|nr| format!("a{nr}.test")).collect();
+        assert_eq!(Policy::parse(&many), Err(RuleError::TooMany(RULES_MAX + 1)));
+    }
+
+    #[test]
+    fn a_rule_names_the_protocol_and_what_its_name_may_lead_to() {
+        let of = |rule: &str, target: &str| judge(&policy(&[rule]), target).unwrap();
+        assert_eq!(of("a.test:443", "a.test:443").protocol, Protocol::Tls);
+        assert_eq!(of("a.test", "a.test:80").protocol, Protocol::Http);
+        assert_eq!(of("a.test:80+plain", "a.test:80").protocol, Protocol::PlainHttp);
+        assert_eq!(of("a.test:5432", "a.test:5432").protocol, Protocol::Tcp);
+        assert_eq!(of("a.test:8000-8080+http", "a.test:8040").protocol, Protocol::Http);
+        assert_eq!(of("a.test:*", "a.test:443").protocol, Protocol::Tls);
+        assert!(of("registry.corp:8443+private", "registry.corp:8443").private);
+        assert!(!of("*:*", "a.test:22").private);
+    }
+
+    #[test]
+    fn addresses_are_named_as_addresses() {
+        let policy = policy(&["192.0.2.0/24:5432", "[2001:db8::]/32", "[2001:db8::7]:22", "203.0.113.7:*"]);
+        let judge = |address: &str, port| policy.judge_address(address.parse().unwrap(), port).is_ok();
+        assert!(judge("192.0.2.255", 5432) && judge("::ffff:192.0.2.9", 5432));
+        assert!(judge("2001:db8:1::9", 443) && judge("2001:db8::7", 22) && judge("203.0.113.7", 1));
+        for (address, port) in
+            [("192.0.3.0", 5432), ("192.0.2.1", 443), ("2001:db9::", 443), ("203.0.113.8", 1)]
+        {
+            assert!(!judge(address, port), "{address}:{port}");
+        }
+        assert!(policy.judge_name("a.test", 443).is_err(), "no name is covered by an address");
+        let rules = [EgressRule::allow("*:*"), EgressRule::deny("192.0.2.0/24:*")];
+        let policy = Policy::new(&rules).unwrap();
+        let denied = |address: &str| policy.denial_of_address(address.parse().unwrap(), 443).is_some();
+        assert!(policy.judge_name("a.test", 443).is_ok() && denied("192.0.2.7") && !denied("192.0.3.7"));
+        let all = self::policy(&["*", "10.0.0.0/8", "db.corp:443+private"]);
+        let private = |address: &str| all.judge_address(address.parse().unwrap(), 443).unwrap().private;
+        assert!(private("10.0.0.7") && !private("192.168.0.7"), "only addresses that a rule names");
+        let private = |name: &str| all.judge_name(name, 443).unwrap().private;
+        assert!(private("db.corp") && !private("a.test"));
+    }
+
+    #[test]
+    fn a_rule_that_denies_wins() {
+        let rules = [
+            EgressRule::allow("*"),
+            EgressRule::deny("**.evil.test:*").because("it sells data"),
+            EgressRule::deny("a.test:80"),
+        ];
+        let policy = Policy::new(&rules).unwrap();
+        assert!(policy.judge_name("good.test", 443).is_ok() && policy.resolves("good.test"));
+        let why = policy.judge_name("x.evil.test", 443).unwrap_err();
+        assert_eq!(why, "the rule `deny **.evil.test:* (it sells data)` denies x.evil.test:443");
+        assert!(!policy.resolves("x.evil.test") && policy.resolves("a.test"));
+        assert!(policy.judge_name("a.test", 443).is_ok() && policy.judge_name("a.test", 80).is_err());
+        assert!(!Policy::default().resolves("a.test"));
+    }
+
+    #[test]
+    fn examples_are_checked() {
+        let rule = |matches: &[&str], not_match: &[&str]| {
+            let owned = |list: &[&str]| list.iter().map(|one| (*one).to_owned()).collect();
+            let rule = EgressRule::allow("api.example.org:443");
+            Policy::new(&[EgressRule { matches: owned(matches), not_match: owned(not_match), ..rule }])
+        };
+        rule(&["api.example.org:443"], &["api.example.org.evil.io:443", "api.example.org:80"]).unwrap();
+        let wrong = rule(&["api.example.org:80"], &[]).unwrap_err();
+        assert_eq!(
+            wrong.to_string(),
+            "the rule \"api.example.org:443\" should match its example \"api.example.org:80\""
+        );
+        assert!(rule(&[], &["api.example.org:443"]).is_err());
+    }
+}
