@@ -1,0 +1,3 @@
+module span
+
+go 1.18

@@ -1,0 +1,8 @@
+#include "greet.h"
+
+#include <stdio.h>
+
+void greet(void)
+{
+    puts(GREETING);
+}

@@ -1,0 +1,7 @@
+#include "greet.h"
+
+int main(void)
+{
+    greet();
+    return 0;
+}

@@ -1,0 +1,7 @@
+'use strict';
+
+function render(template, values) {
+  return template.replace(/\{\{(\w+)\}\}/g, (_, name) => values[name]);
+}
+
+module.exports = { render };

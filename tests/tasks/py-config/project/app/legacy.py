@@ -1,0 +1,1 @@
+SETTINGS = {"port": 80, "host": "legacy.invalid", "debug": False}

@@ -1,0 +1,2 @@
+def print_table(rows):
+    return "\n".join(" ".join(str(cell) for cell in row) for row in rows)
