@@ -150,6 +150,7 @@ async fn commits_without_number_are_not_put_on_top_of_others(t: Bodies) {
     let body = host.body(&t).await;
     let many = r#"(for i in $(seq 1001); do printf 'commit refs/heads/main\ncommitter a <a@b> %s +0000\ndata 2\nx\n' $((1700000000 + i)); done) | sed "4a from $(git rev-parse HEAD)" | git fast-import --quiet --force; git rev-list --count HEAD"#;
     assert_eq!(t.sh(&body, many).await.ok(), "1002");
+    t.sh(&body, "git reset -q --hard; echo one > one; git add one; git commit -qm one").await.ok();
     host.commit("echo ours > ours", "meanwhile");
     let before = host.git(&["rev-parse", "main"]);
     let land = async |how: LandTarget, what: LandSelection| {
@@ -159,9 +160,11 @@ async fn commits_without_number_are_not_put_on_top_of_others(t: Bodies) {
     let told = testkit::explain(&failure);
     assert!(told.contains("more than 1000 commits"), "{told}");
     assert_eq!(host.git(&["rev-parse", "main"]), before, "nothing has moved");
-    // They are saved all the same, and land on a branch that needs no cherry-picks.
-    assert_eq!(land(LandTarget::Branch("many".into()), LandSelection::All).await.unwrap().commits, 1001);
-    t.sh(&body, "git reset -q --hard HEAD~999; echo two > two; git add two; git commit -qm two").await.ok();
+    // They are saved all the same, and land as one commit.
+    assert!(failure.hints.iter().any(|hint| hint.contains("--squash")), "{told}");
+    let squash = LandSelection::Squash { message: None };
+    assert_eq!(land(LandTarget::Branch("many".into()), squash).await.unwrap().commits, 1);
+    t.sh(&body, "git reset -q --hard HEAD~1000; echo two > two; git add two; git commit -qm two").await.ok();
     assert_eq!(
         land(LandTarget::Onto("main".into()), LandSelection::All).await.unwrap().commits,
         1,

@@ -326,7 +326,7 @@ async fn pointers_of_lfs_stay_pointers_and_that_is_told(t: Bodies) {
         let views = t
             .fleet()
             .workspaces()
-            .up_with_progress(up, &mut |line| said.push(line.to_owned()))
+            .up_with_progress(up, &mut |line| said.push(line.to_string()))
             .await
             .unwrap();
         (views[0].spec.id.clone(), said)

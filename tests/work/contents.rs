@@ -163,7 +163,10 @@ async fn contents_that_git_refuses_are_saved_and_do_not_land(t: Bodies) {
                     &person(),
                 )
                 .await;
-            assert_eq!(landed.expect_err(name).kind, Kind::Conflict, "{name}");
+            let failure = landed.expect_err(name);
+            assert_eq!(failure.kind, Kind::Conflict, "{name}");
+            // The hint is not the command that just failed.
+            assert!(failure.hints.iter().all(|hint| hint.contains("--patch")), "{name}: {:?}", failure.hints);
             assert_eq!(
                 host.git(&["rev-parse", &format!("refs/palisade/{body}/wip:{path}")]),
                 hash(&inside),
@@ -191,7 +194,9 @@ async fn commits_that_git_warns_of_a_thousand_times_are_saved_and_land(t: Bodies
         .workspaces()
         .land(&body, None, LandTarget::Branch("many".into()), LandSelection::Committed, &person())
         .await;
-    assert_eq!(landed.unwrap_or_else(|failure| panic!("{}", explain(&failure))).to, head);
+    let landed = landed.unwrap_or_else(|failure| panic!("{}", explain(&failure)));
+    let tree = |commit: &str| host.git(&["rev-parse", &format!("{commit}^{{tree}}")]);
+    assert_eq!(tree(&landed.to), tree(&head));
 }
 
 #[body_test(except(user = "what it shows does not depend on who runs it"))]

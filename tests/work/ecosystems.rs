@@ -33,7 +33,7 @@ const RUST: Language = Language {
 
 const NODE: Language = Language {
     make: r#"echo node_modules > .gitignore; printf '{"name":"app","version":"1.0.0","dependencies":{"is-odd":"3.0.1"},"scripts":{"test":"node t.js"}}' > package.json
-        echo "if (!require('is-odd')(3)) process.exit(1); console.log('odd')" > t.js; npm install --package-lock-only --silent >/dev/null 2>&1"#,
+        echo "if (!require('is-odd')(3)) process.exit(1); console.log('odd')" > t.js; npm --cache .git/npm install --package-lock-only --silent >/dev/null 2>&1"#,
     native: "npm ci --silent",
     test: "npm test --silent",
     says: "odd",
@@ -86,14 +86,14 @@ pub async fn prepared(t: &Bodies, asked: UpRequest) -> (BodyId, Vec<String>) {
     let views = t
         .fleet()
         .workspaces()
-        .up_with_progress(asked, &mut |line| said.push(line.to_owned()))
+        .up_with_progress(asked, &mut |line| said.push(line.to_string()))
         .await
         .unwrap_or_else(|failure| panic!("{}\n{said:?}", explain(&failure)));
     (views[0].spec.id.clone(), said)
 }
 
 pub fn steps(said: &[String]) -> usize {
-    said.iter().filter(|line| line.starts_with("preparing: ")).count()
+    said.iter().filter(|line| line.starts_with("installing: ")).count()
 }
 
 /// Runs a shell line as the user of this test.
@@ -149,7 +149,7 @@ async fn a_rust_repository_goes_the_whole_way_and_the_second_body_installs_nothi
 ))]
 async fn a_node_repository_goes_the_whole_way_and_a_changed_lockfile_installs_again(t: Bodies) {
     let (host, body) = whole_way(&t, &NODE).await;
-    host.commit("sed -i 's/3.0.1/3.0.0/' package.json; rm package-lock.json; npm install --package-lock-only --silent >/dev/null 2>&1", "another version");
+    host.commit("sed -i 's/3.0.1/3.0.0/' package.json; rm package-lock.json; npm --cache .git/npm install --package-lock-only --silent >/dev/null 2>&1", "another version");
     let (second, said) = prepared(&t, asked(&t, &host)).await;
     let version = "node -p \"require('is-odd/package.json').version\"";
     assert_eq!((steps(&said), t.sh(&second, version).await.ok().as_str()), (1, "3.0.0"));
@@ -255,7 +255,7 @@ async fn a_language_that_is_missing_is_named_with_a_way_to_get_it(t: Bodies) {
     let failure = t.fleet().workspaces().up(asked(&t, &host)).await.unwrap_err();
     assert_eq!(
         (failure.kind, failure.message.as_str()),
-        (Kind::Host, "the repository needs `go`, which its Body does not have")
+        (Kind::Host, "go.mod needs go >= 1.19, and the Body has none")
     );
     assert!(failure.hints[0].contains("apt-get install golang-go"), "{:?}", failure.hints);
     assert_eq!(t.fleet().list().unwrap().len(), 0, "no Body is left");

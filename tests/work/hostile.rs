@@ -156,7 +156,7 @@ async fn copy_out(t: &Bodies, body: &BodyId, name: &str) -> PathBuf {
     let to = t.dir().join(format!("copy of {name}"));
     t.fleet()
         .files()
-        .copy_out(body, "/workspace/app", &to)
+        .copy_out_with(body, "/workspace/app", &to, fleet::GitDirs::Copy)
         .await
         .unwrap_or_else(|failure| panic!("{name}: {}", testkit::explain(&failure)));
     to

@@ -136,8 +136,17 @@ async fn what_git_cannot_hold_keeps_the_body(t: Bodies) {
         let saved = save(&t, &body).await;
         assert!(saved.skipped.iter().any(|left| left.path.starts_with(path)), "{what}: {saved:?}");
         assert_eq!(host.wip_file(&body, "fine").as_deref(), Some("fine"), "{what}");
-        assert_eq!(t.fleet().remove(&body, Force::Yes).await.unwrap_err().kind, Kind::Conflict, "{what}");
+        let sleeper = t.sh(&body, "setsid sleep 4321 >/dev/null 2>&1 & echo $!").await.ok();
+        let refused = t.fleet().remove(&body, Force::Yes).await.unwrap_err();
+        assert_eq!(refused.kind, Kind::Conflict, "{what}");
         assert!(t.body_dir(&body).join("spec.json").exists(), "{what}: it is still there");
+        // A refusal ends nothing, and its hint names one path and not the whole workspace.
+        t.sh(&body, &format!("kill -0 {sleeper}")).await.ok();
+        let copies: Vec<&String> = refused.hints.iter().filter(|hint| hint.contains("pal cp")).collect();
+        let named = path.trim_end_matches("/.git");
+        assert!(!copies.is_empty() && copies.iter().all(|hint| hint.contains(named)), "{what}: {copies:?}");
+        // A git directory comes out as a bundle: `pal cp` refuses the directory itself.
+        assert_eq!(copies[0].contains(" bundle create "), path.ends_with("/.git"), "{what}: {copies:?}");
         t.fleet().remove_with(&body, Force::Yes, Discard::Yes).await.unwrap();
     }
 }

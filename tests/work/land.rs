@@ -2,7 +2,7 @@
 
 use fleet::{GitIdentity, LandResult, LandSelection, LandTarget};
 use proto::{BodyId, Failure, Kind};
-use testkit::{Bodies, body_test};
+use testkit::{Bodies, body_test, explain};
 
 use crate::repo::{HostRepo, person};
 
@@ -35,28 +35,44 @@ async fn work_lands_on_a_branch_of_its_own(t: Bodies) {
     assert_eq!(
         subjects(&host, "main..pal/x"),
         [
-            "agent/agent add one".to_owned(),
-            "agent/agent add two".into(),
-            format!("Palisade/Palisade work in progress of Body {body}")
+            "agent/Ann add one".to_owned(),
+            "agent/Ann add two".into(),
+            format!("Ann/Ann uncommitted work of Body {body}")
         ]
     );
-    // Again: the branch moves forward by the new commits.
+    // Again: the branch moves forward by what is new, also where the Body changed landed lines.
     t.sh(
         &body,
-        "git add -A; git commit -qm 'add rest'; echo more > more; git add more; git commit -qm 'add more'",
+        "echo changed > rest; git add -A; git commit -qm 'add rest'; echo more > more; git add more; git commit -qm 'add more'",
     )
     .await
     .ok();
-    let refused = land(&t, &body, LandTarget::Branch("pal/x".into()), LandSelection::Committed).await;
-    assert!(refused.is_ok(), "picked on top: {refused:?}");
+    let again = land(&t, &body, LandTarget::Branch("pal/x".into()), LandSelection::Committed).await.unwrap();
+    assert_eq!((again.commits, again.combined), (2, None));
     assert_eq!(host.git(&["show", "pal/x:more"]), "more");
+    assert_eq!(host.git(&["rev-parse", "pal/x^{tree}"]), host.wip_tree(&body));
     let committed =
         land(&t, &body, LandTarget::Branch("only".into()), LandSelection::Committed).await.unwrap();
     assert_eq!(
-        committed.to,
-        host.git(&["rev-parse", &format!("refs/palisade/{body}/head")]),
-        "the Body's own commits, as they are"
+        (committed.commits, host.git(&["rev-parse", "only^{tree}"])),
+        (4, host.wip_tree(&body)),
+        "on a new branch, all of it"
     );
+    // Nothing is new: nothing moves, and no branch is made.
+    let before = host.git(&["for-each-ref", "refs/heads/"]);
+    assert_eq!(
+        land(&t, &body, LandTarget::Branch("only".into()), LandSelection::All).await.unwrap().commits,
+        0
+    );
+    let idle = host.body(&t).await;
+    assert_eq!(
+        land(&t, &idle, LandTarget::Branch("idle".into()), LandSelection::All).await.unwrap().commits,
+        0
+    );
+    let missing = land(&t, &idle, LandTarget::Onto("none".into()), LandSelection::All).await.unwrap_err();
+    let said = explain(&missing);
+    assert!(said.contains("there is no branch none; the repository has ") && said.contains("main"), "{said}");
+    assert_eq!(host.git(&["for-each-ref", "refs/heads/"]), before);
     assert!(t.kinds(&body).contains(&"workspace.landed".to_owned()));
 }
 

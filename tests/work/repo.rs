@@ -6,7 +6,10 @@ use std::{
     process::{Command, Output, Stdio},
 };
 
-use fleet::{BodyView, GitIdentity, PrepareChoice, RepoSource, SaveResult, UncommittedFiles, UpRequest};
+use fleet::{
+    BodyView, DevcontainerChoice, GitIdentity, PrepareChoice, RepoSource, SaveResult, UncommittedFiles,
+    UpRequest,
+};
 use proto::BodyId;
 use testkit::{Bodies, explain};
 
@@ -139,9 +142,12 @@ impl HostRepo {
             dirty: UncommittedFiles::Without,
             include: Vec::new(),
             prepare: PrepareChoice::No,
+            devcontainer: DevcontainerChoice::Use,
             person: person(),
             images: |reference| Ok(fleet::Image::new(reference)),
             home: None,
+            network: fleet::NetworkRequest::default(),
+            repository_network: fleet::RepositoryNetwork::Use,
             create: t.kept(),
             count: 1,
         }

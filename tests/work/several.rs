@@ -19,10 +19,12 @@ async fn bodies_are_compared_and_conflicts_are_known_before_they_land(t: Bodies)
         t.sh(&body, work).await.ok();
         ids.push(body);
     }
-    let compared = t.fleet().workspaces().compare(&ids, Some("test -e a")).await.unwrap();
-    let seen: Vec<(usize, Option<i32>)> =
-        compared.bodies.iter().map(|body| (body.files.len(), body.test)).collect();
-    assert_eq!(seen, [(2, Some(0)), (1, Some(1)), (1, Some(1))]);
+    let test = "echo begin; test -e a || { echo no a is there >&2; exit 1; }";
+    let compared = t.fleet().workspaces().compare(&ids, Some(test)).await.unwrap();
+    let seen: Vec<(usize, Option<i32>, Option<&str>)> =
+        compared.bodies.iter().map(|body| (body.files.len(), body.test, body.last_line.as_deref())).collect();
+    let failed = Some("no a is there");
+    assert_eq!(seen, [(2, Some(0), None), (1, Some(1), failed), (1, Some(1), failed)]);
     let overlaps: Vec<(bool, usize)> = compared
         .overlaps
         .iter()
@@ -72,6 +74,18 @@ async fn a_queue_lands_what_is_green_and_keeps_the_rest_with_its_reason(t: Bodie
         "no trial is left"
     );
     assert_eq!(t.fleet().list().unwrap().len(), 4, "nor a Body of one");
+    // Again: landed work and an idle Body have nothing to land, and no test runs for them.
+    let mut again = vec![ids[0].clone(), ids[3].clone(), host.body(&t).await];
+    let main = host.git(&["rev-parse", "main"]);
+    let queue = t.fleet().workspaces();
+    let queued = queue.land_queue(&again, "main", Some("false"), &person(), &mut |_| ()).await.unwrap();
+    assert!(queued.iter().all(|one| one.nothing && one.landed.is_none() && one.why.is_none()), "{queued:?}");
+    assert_eq!(host.git(&["rev-parse", "main"]), main);
+    // The control: with new work the same test runs, and fails.
+    again.truncate(1);
+    t.sh(&again[0], "echo new > new").await.ok();
+    let queued = queue.land_queue(&again, "main", Some("false"), &person(), &mut |_| ()).await.unwrap();
+    assert!(queued[0].why.as_ref().is_some_and(|why| why.contains("code 1")), "{queued:?}");
 }
 
 #[body_test]

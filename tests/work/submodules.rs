@@ -172,7 +172,8 @@ async fn nothing_that_a_submodule_holds_runs_on_the_host(t: Bodies) {
         let body = host.body(&t).await;
         t.sh(&body, &format!("RUN='touch {}'\n{set}; echo mine > libs/lib/mine", mark.display())).await.ok();
         let copy = t.dir().join(format!("copy of {name}"));
-        t.fleet().files().copy_out(&body, "/workspace/app", &copy).await.unwrap();
+        let files = t.fleet().files();
+        files.copy_out_with(&body, "/workspace/app", &copy, fleet::GitDirs::Copy).await.unwrap();
         sh_in(&copy.join("libs/lib"), "git add -A; git status");
         assert!(mark.exists(), "{name}: a trap that catches nobody proves nothing");
         std::fs::remove_file(&mark).unwrap();

@@ -75,6 +75,7 @@ fn begin(name: &str, time_max: Duration) -> (BoundsScene, BodyWorkspace) {
         upper: top.join("body/disk/upper"),
         copy: None,
         snapshots: Vec::new(),
+        prepared: 0,
         workspace,
         layers,
         programs: Programs { launch: "/nonexistent".into() },
@@ -113,8 +114,8 @@ fn a_save_whose_time_is_over_changes_nothing_and_the_next_one_has_all() {
 fn a_landing_whose_time_is_over_moves_nothing() {
     let (place, source) = begin("land", TIME_MAX);
     let saved = save(&source).unwrap();
-    let env = [("GIT_COMMITTER_NAME", "a"), ("GIT_COMMITTER_EMAIL", "a@b")]
-        .map(|(name, value)| (name.into(), value.into()));
+    let env = ["AUTHOR_NAME", "AUTHOR_EMAIL", "COMMITTER_NAME", "COMMITTER_EMAIL"]
+        .map(|field| (format!("GIT_{field}").into(), "a@b".into()));
     let person = GitIdentity {
         home: "/nonexistent".into(),
         path: "/usr/local/bin:/usr/bin:/bin".into(),

@@ -16,8 +16,13 @@ pub enum WorkspaceError {
     #[error("{0}")]
     Conflict(String),
     /// git's fsck refuses a commit that would land.
-    #[error("{0}")]
-    Unsound(String),
+    #[error("{why}")]
+    Unsound {
+        /// The output of git's fsck.
+        why: String,
+        /// Whether the Body's commits alone would pass.
+        committed: bool,
+    },
     /// The repository has no such commit, branch or file.
     #[error("{0}")]
     NotFound(String),

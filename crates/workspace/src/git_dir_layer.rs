@@ -153,7 +153,7 @@ fn objects(layer_store: LayerStore<'_>, repository: &Repository) -> Result<Vec<L
         revisions.push_str(&format!("^{have}\n"));
     }
     let mut args = vec!["pack-objects", "--revs", "--stdout", "--delta-base-offset", "--quiet"];
-    let partial = crate::partial_clone::remote(repository).is_some();
+    let partial = crate::partial_clone::remote(&repository.common).is_some();
     if partial {
         args.push("--missing=allow-any");
     }

@@ -53,7 +53,7 @@ pub fn import(
     wanted: &ImportRequest<'_>,
 ) -> Result<ImportedWorkspace, WorkspaceError> {
     let repository = wanted.repository;
-    crate::partial_clone::fetch(repository, wanted.person)?;
+    crate::partial_clone::fetch_commit(&repository.common, &repository.commit, wanted.person)?;
     let files = choose_files(layer_store, wanted)?;
     let objects = repository.common.join("objects");
     let made = tree_layer::find_layer(layer_store, &tree_layer::id_of("tree", &[&files.tree])).is_none();

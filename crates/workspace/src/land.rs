@@ -1,4 +1,5 @@
 //! Lands a Body's work: makes commits on a branch of the user's repository, with the user as committer.
+//! [`crate::replay`] makes the commits; this module checks the work, and moves the branch.
 //!
 //! Invariant: only this module moves a branch, and only forward from the commit at which it read the branch.
 //! Invariant: git runs no hook, and only filters and merge drivers that the user's own settings name.
@@ -16,14 +17,15 @@ use proto::{
 use serde::Serialize;
 
 use crate::{
-    GitIdentity, Quarantine, SaveResult, SavedModule,
+    GitIdentity, Quarantine, SaveResult, SavedModule, SkippedPath,
     error::WorkspaceError,
     git::{Git, GitError},
-    publish, refs, review,
+    land_base,
+    left_out::{self, LeftOut},
+    partial_clone, publish, refs,
+    replay::{self, Replay},
+    review,
 };
-
-/// Most commits that are cherry-picked.
-const COMMITS_MAX: usize = 1000;
 
 /// The branch that the work lands on.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,6 +41,8 @@ pub enum LandTarget {
 pub enum LandSelection {
     /// Every commit, and one more for uncommitted work.
     All,
+    /// Every commit, and one more with this message for uncommitted work.
+    AllWithMessage(String),
     /// Every commit, without uncommitted work.
     Committed,
     /// Everything as one commit.
@@ -88,12 +92,21 @@ pub struct LandResult {
     /// Work in submodules, which did not land: it is saved in their own repositories.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub submodules: Vec<SavedModule>,
+    /// Why the Body's commits landed as one commit; none if they did not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub combined: Option<&'static str>,
+    /// Paths that are not in the landed work, because git cannot hold them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub skipped: Vec<SkippedPath>,
+    /// Other work of the Body that did not land.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub left_out: Vec<LeftOut>,
 }
 
 /// The data of the event `workspace.landed`.
 impl From<&LandResult> for LandedWork {
     fn from(landed: &LandResult) -> Self {
-        let LandResult { branch, from, to, commits, auto_executed, submodules } = landed.clone();
+        let LandResult { branch, from, to, commits, auto_executed, submodules, .. } = landed.clone();
         Self {
             branch,
             from,
@@ -107,91 +120,114 @@ impl From<&LandResult> for LandedWork {
 
 /// Lands the work.
 pub fn land(request: &LandRequest<'_>) -> Result<LandResult, WorkspaceError> {
-    let workspace = request.workspace;
-    let git =
-        Git::at(&workspace.repository).identity(request.person).deadline(Instant::now() + request.time_max);
-    let branch = match &request.how {
-        LandTarget::Branch(name) | LandTarget::Onto(name) => name,
-    };
-    if !refs::is_branch(branch) {
-        return Err(WorkspaceError::Repository(format!(
-            "{:?} is not a valid branch name",
-            proto::text::visible(branch)
-        )));
-    }
-    // The plan is made while git's fsck checks the objects.
-    let (sound, planned) = std::thread::scope(|scope| {
-        let sound = scope.spawn(|| check(request));
-        let planned = LandPlan::of(request, &git, branch);
-        (sound.join(), planned)
-    });
-    let Ok(sound) = sound else { return Err(GitError::Answer("index-pack").into()) };
-    let LandPlan { found, replayed } = planned?;
-    sound?;
-    let ReplayResult { to, commits, auto_executed } = replayed?;
-    let (branch, from, submodules) =
-        (branch.to_owned(), found.as_ref().map(|found| found.id.clone()), request.saved.submodules.clone());
-    if commits > 0 || found.is_none() {
-        advance(request, &git, &branch, found, &to)?;
-    }
-    Ok(LandResult { branch, from, to, commits, auto_executed, submodules })
+    LandPlan::make(request)?.carry_out(request)
 }
 
-/// The planned change of a branch.
-struct LandPlan {
+/// A landing whose commits are made, and whose branch has not moved yet.
+#[derive(Debug)]
+pub struct LandPlan {
     /// The branch; none if it does not exist.
     found: Option<UserBranch>,
-    /// The commit that the branch would move to, or why it cannot.
-    replayed: Result<ReplayResult, WorkspaceError>,
-}
-
-/// The commit that a branch would move to.
-struct ReplayResult {
-    to: String,
-    /// How many commits the branch gains; 0 if it has all of them already.
-    commits: usize,
-    /// Changed files that a tool of the user may execute by itself.
-    auto_executed: Vec<String>,
+    replay: Replay,
+    /// The result, once the branch has moved.
+    result: LandResult,
 }
 
 impl LandPlan {
-    fn of(request: &LandRequest<'_>, git: &Git, branch: &str) -> Result<Self, WorkspaceError> {
+    /// Makes the commits of a landing, after git's fsck has checked the work.
+    pub fn make(request: &LandRequest<'_>) -> Result<Self, WorkspaceError> {
+        let git = request.git();
+        let branch = request.branch();
+        if !refs::is_branch(branch) {
+            return Err(WorkspaceError::Repository(format!(
+                "{:?} is not a valid branch name",
+                proto::text::visible(branch)
+            )));
+        }
+        // The commits are made while git's fsck checks the objects.
+        let (sound, planned) = std::thread::scope(|scope| {
+            let sound = scope.spawn(|| check(request));
+            let planned = Self::replay(request, &git);
+            (sound.join(), planned)
+        });
+        let Ok(sound) = sound else { return Err(GitError::Answer("index-pack").into()) };
+        // A branch that does not exist is reported first; then what git's fsck refuses.
+        match planned {
+            Err(error @ WorkspaceError::NotFound(_)) => Err(error),
+            planned => sound.and(planned),
+        }
+    }
+
+    fn replay(request: &LandRequest<'_>, git: &Git) -> Result<Self, WorkspaceError> {
+        let branch = request.branch();
         let found = look_for(git, branch)?;
         let start = match (&request.how, &found) {
             (LandTarget::Onto(_), None) => {
-                return Err(WorkspaceError::NotFound(format!("there is no branch {branch}")));
+                return Err(refs::missing_branch(git, branch));
             }
             (_, Some(found)) => found.id.clone(),
-            (LandTarget::Branch(_), None) => request.workspace.commit.clone(),
+            (LandTarget::Branch(_), None) => request.saved.origin.clone(),
         };
-        let replayed = ReplayResult::of(request, git, branch, &start, found.is_some());
-        Ok(Self { found, replayed })
+        partial_clone::fetch_commit(&request.workspace.repository, &start, request.person)?;
+        let replay = replay::replay(request, git, &start)?;
+        let auto_executed = if replay.commits == 0 {
+            Vec::new()
+        } else {
+            let names = review::names(git, &start, &replay.to)?;
+            names.into_iter().filter(|path| review::is_auto_executed(path)).collect()
+        };
+        let result = LandResult {
+            branch: branch.to_owned(),
+            from: found.as_ref().map(|found| found.id.clone()),
+            to: replay.to.clone(),
+            commits: replay.commits,
+            auto_executed,
+            submodules: request.saved.submodules.clone(),
+            combined: replay.combined,
+            skipped: request.saved.skipped.clone(),
+            left_out: left_out::of_landing(git, request)?,
+        };
+        Ok(Self { found, replay, result })
+    }
+
+    /// The commit that the branch will move to; none if there is nothing to land.
+    pub fn commit(&self) -> Option<&str> {
+        (self.replay.commits > 0).then_some(&self.replay.to)
+    }
+
+    /// Moves the branch.
+    pub fn carry_out(self, request: &LandRequest<'_>) -> Result<LandResult, WorkspaceError> {
+        if self.replay.commits == 0 {
+            return Ok(self.result);
+        }
+        let git = request.git();
+        let record = match &self.replay.state {
+            Some(tree) => {
+                Some(land_base::make_landing(&git, request.body, tree, &self.replay.to, &request.saved.head)?)
+            }
+            None => None,
+        };
+        let update = BranchUpdate {
+            git,
+            branch: request.branch(),
+            old: self.found.as_ref().map(|found| found.id.as_str()),
+            new: &self.replay.to,
+            record,
+        };
+        update.advance(request, self.found.as_ref().and_then(|found| found.place.as_deref()))?;
+        Ok(self.result)
     }
 }
 
-impl ReplayResult {
-    fn of(
-        request: &LandRequest<'_>,
-        git: &Git,
-        branch: &str,
-        start: &str,
-        is_there: bool,
-    ) -> Result<Self, WorkspaceError> {
-        let (to, between) = replay(request, git, start)?;
-        if to == start && is_there {
-            return Ok(Self { to, commits: 0, auto_executed: Vec::new() });
+impl LandRequest<'_> {
+    fn git(&self) -> Git {
+        Git::at(&self.workspace.repository).identity(self.person).deadline(Instant::now() + self.time_max)
+    }
+
+    fn branch(&self) -> &str {
+        match &self.how {
+            LandTarget::Branch(name) | LandTarget::Onto(name) => name,
         }
-        let between = between.map_or_else(|| CommitDistance::of(git, start, &to), Ok)?;
-        if between.behind > 0 && is_there {
-            return Err(WorkspaceError::Conflict(format!(
-                "branch {branch} has diverged from the Body's commits"
-            )));
-        }
-        let auto_executed = review::names(git, start, &to)?
-            .into_iter()
-            .filter(|path| review::is_auto_executed(path))
-            .collect();
-        Ok(Self { to, commits: between.ahead, auto_executed })
     }
 }
 
@@ -200,7 +236,9 @@ impl ReplayResult {
 fn check(request: &LandRequest<'_>) -> Result<(), WorkspaceError> {
     let (workspace, saved) = (request.workspace, request.saved);
     let tips: Vec<&str> = match request.what {
-        LandSelection::All | LandSelection::Squash { .. } => vec![&saved.wip],
+        LandSelection::All | LandSelection::AllWithMessage(_) | LandSelection::Squash { .. } => {
+            vec![&saved.wip]
+        }
         LandSelection::Committed => vec![&saved.head],
         LandSelection::Pick(_) => {
             saved.branches.values().chain([&saved.head, &saved.wip]).map(String::as_str).collect()
@@ -208,166 +246,23 @@ fn check(request: &LandRequest<'_>) -> Result<(), WorkspaceError> {
     };
     let view =
         Quarantine::open(request.dir, &workspace.name, &workspace.repository, request.time_max)?.view()?;
-    publish::check(&view, &tips, &[&workspace.commit, &workspace.base]).map_err(|error| match error {
+    let old = [workspace.commit.as_str(), &workspace.base, &saved.origin];
+    publish::check(&view, &tips, &old).map_err(|error| match error {
         WorkspaceError::Git(GitError::Failed { said, .. }) => {
-            WorkspaceError::Unsound(format!("git's fsck refuses it: {said}"))
+            let committed = saved.head != saved.origin
+                && !matches!(request.what, LandSelection::Committed | LandSelection::Pick(_))
+                && publish::check(&view, &[&saved.head], &old).is_ok();
+            WorkspaceError::Unsound { why: format!("git's fsck refuses it: {said}"), committed }
         }
         error => error,
     })
-}
-
-/// How many commits two histories have that the other lacks.
-struct CommitDistance {
-    behind: usize,
-    ahead: usize,
-}
-
-impl CommitDistance {
-    fn of(git: &Git, old: &str, new: &str) -> Result<Self, WorkspaceError> {
-        let said = git.line(["rev-list", "--left-right", "--count", &format!("{old}...{new}"), "--"])?;
-        let counted = said.split_once('\t').and_then(|(behind, ahead)| {
-            Some(Self { behind: behind.parse().ok()?, ahead: ahead.parse().ok()? })
-        });
-        counted.ok_or_else(|| GitError::Answer("rev-list").into())
-    }
-}
-
-/// Returns the commit that a branch at `start` would move to, and its distance from `start` if it is known.
-fn replay(
-    request: &LandRequest<'_>,
-    git: &Git,
-    start: &str,
-) -> Result<(String, Option<CommitDistance>), WorkspaceError> {
-    let (workspace, saved) = (request.workspace, request.saved);
-    let commits = match &request.what {
-        LandSelection::Squash { message } => {
-            return squash(request, git, start, message.as_deref()).map(|to| (to, None));
-        }
-        LandSelection::Pick(picked) => {
-            picked.iter().map(|name| picked_commit(request, git, name)).collect::<Result<Vec<_>, _>>()?
-        }
-        what => {
-            let tip = if *what == LandSelection::All { &saved.wip } else { &saved.head };
-            let between = CommitDistance::of(git, start, tip)?;
-            if between.behind == 0 {
-                return Ok((tip.clone(), Some(between)));
-            }
-            let merges = git.line([
-                "rev-list",
-                "--count",
-                "--merges",
-                &format!("{}..{tip}", workspace.commit),
-                "--not",
-                start,
-            ])?;
-            if merges != "0" {
-                return Err(WorkspaceError::Conflict("the Body's history has merge commits, which cannot be cherry-picked: land with --squash, or on a new branch".into()));
-            }
-            let said = git.line([
-                "rev-list",
-                "--reverse",
-                "--topo-order",
-                "--no-merges",
-                &format!("{}..{tip}", workspace.commit),
-                "--not",
-                start,
-            ])?;
-            said.lines().map(str::to_owned).collect()
-        }
-    };
-    if commits.len() > COMMITS_MAX {
-        return Err(WorkspaceError::Hostile(format!(
-            "the Body has more than {COMMITS_MAX} commits, too many to cherry-pick: land with --squash, or on a new branch"
-        )));
-    }
-    let mut at = start.to_owned();
-    for commit in commits {
-        at = cherry_pick(request, git, &at, &commit)?;
-    }
-    Ok((at, None))
-}
-
-/// Resolves a commit id, or its beginning, among the Body's own commits.
-fn picked_commit(request: &LandRequest<'_>, git: &Git, name: &str) -> Result<String, WorkspaceError> {
-    let unknown =
-        || WorkspaceError::NotFound(format!("the Body has no commit {:?}", proto::text::visible(name)));
-    let (base, saved) = (&request.workspace.commit, request.saved);
-    let tips = saved.branches.values().chain([&saved.wip, &saved.head]);
-    let args =
-        ["rev-list".to_owned()].into_iter().chain(tips.cloned()).chain(["--not".to_owned(), base.clone()]);
-    let own = git.line(args)?;
-    let mut found = own.lines().filter(|id| name.len() >= 4 && id.starts_with(name));
-    match (found.next(), found.next()) {
-        (Some(id), None) => Ok(id.to_owned()),
-        _ => Err(unknown()),
-    }
-}
-
-/// Cherry-picks a commit onto `at`; keeps its author and makes the user its committer.
-fn cherry_pick(
-    request: &LandRequest<'_>,
-    git: &Git,
-    at: &str,
-    commit: &str,
-) -> Result<String, WorkspaceError> {
-    let parent = git.line(["rev-parse", "--verify", "--quiet", &format!("{commit}^1")])?;
-    if parent == at {
-        return Ok(commit.to_owned());
-    }
-    let tree = merge(git, &parent, at, commit)?;
-    if tree == git.line(["rev-parse", &format!("{at}^{{tree}}")])? {
-        // The branch has this change already.
-        return Ok(at.to_owned());
-    }
-    let said = git.run([
-        "log",
-        "-1",
-        "--no-show-signature",
-        "--format=%an%x00%ae%x00%ad%x00%B",
-        "--date=raw",
-        commit,
-        "--",
-    ])?;
-    let text = String::from_utf8_lossy(&said).into_owned();
-    let mut fields = text.splitn(4, '\0');
-    let mut next = || fields.next().unwrap_or_default().to_owned();
-    let author = git
-        .clone()
-        .env("GIT_AUTHOR_NAME", next())
-        .env("GIT_AUTHOR_EMAIL", next())
-        .env("GIT_AUTHOR_DATE", format!("@{}", next()));
-    commit_tree(request, &author, &tree, at, &next())
-}
-
-fn squash(
-    request: &LandRequest<'_>,
-    git: &Git,
-    start: &str,
-    message: Option<&str>,
-) -> Result<String, WorkspaceError> {
-    let (workspace, saved) = (request.workspace, request.saved);
-    let tree = merge(git, &workspace.base, start, &saved.wip)?;
-    if tree == git.line(["rev-parse", &format!("{start}^{{tree}}")])? {
-        return Ok(start.to_owned());
-    }
-    let written = || -> Result<String, WorkspaceError> {
-        let commits = review::log(git, &workspace.commit, &saved.head)?;
-        let subjects: String = commits
-            .iter()
-            .rev()
-            .map(|commit| format!("- {}\n", proto::text::visible(&commit.subject)))
-            .collect();
-        Ok(format!("work of Body {}\n\n{subjects}", request.body))
-    };
-    let message = message.map_or_else(written, |message| Ok(message.to_owned()))?;
-    commit_tree(request, git, &tree, start, &message)
 }
 
 /// Merges two commits and returns the tree, or the error that lists the conflicts.
 pub(crate) fn merge(git: &Git, base: &str, ours: &str, theirs: &str) -> Result<String, WorkspaceError> {
     let base = format!("--merge-base={base}");
     match git.run(["merge-tree", "--write-tree", "-z", "--name-only", "--no-messages", &base, ours, theirs]) {
-        Ok(said) => Ok(first(&said)),
+        Ok(said) => Ok(first_field(&said)),
         Err(GitError::Failed { code: Some(1), .. }) => Err(WorkspaceError::Conflict(format!(
             "it conflicts in {}",
             conflicts(git, &base, ours, theirs).join(", ")
@@ -376,7 +271,8 @@ pub(crate) fn merge(git: &Git, base: &str, ours: &str, theirs: &str) -> Result<S
     }
 }
 
-fn first(said: &[u8]) -> String {
+/// The first field of git's output with `-z`.
+pub(crate) fn first_field(said: &[u8]) -> String {
     said.split(|byte| *byte == 0)
         .next()
         .map(|id| String::from_utf8_lossy(id).trim_end().to_owned())
@@ -397,83 +293,86 @@ pub(crate) fn conflicts(git: &Git, base: &str, ours: &str, theirs: &str) -> Vec<
         .collect()
 }
 
-/// Files that conflict if both commits land, in either order.
-pub fn conflicting(git: &Git, one: &str, other: &str) -> Vec<String> {
-    let Ok(base) = git.line(["merge-base", one, other]) else { return Vec::new() };
-    match merge(git, &base, one, other) {
+/// Files that conflict if the work of both Bodies lands, in either order. A Body may have rewritten its history, so
+/// only the commits count that the two began with.
+pub fn conflicting(git: &Git, one: &SaveResult, other: &SaveResult) -> Vec<String> {
+    let Ok(base) = git.line(["merge-base", &one.base, &other.base]) else { return Vec::new() };
+    match merge(git, &base, &one.wip, &other.wip) {
         Ok(_) => Vec::new(),
-        Err(_) => conflicts(git, &format!("--merge-base={base}"), one, other),
+        Err(_) => conflicts(git, &format!("--merge-base={base}"), &one.wip, &other.wip),
     }
 }
 
-fn commit_tree(
-    request: &LandRequest<'_>,
-    git: &Git,
-    tree: &str,
-    parent: &str,
-    message: &str,
-) -> Result<String, WorkspaceError> {
-    let user = Git::at(&request.workspace.repository).identity(request.person);
-    let signs =
-        user.line(["config", "--type=bool", "--get", "commit.gpgsign"]).is_ok_and(|said| said == "true");
-    let mut args = vec!["commit-tree", tree, "-p", parent];
-    if signs {
-        args.push("-S");
+/// A branch that is about to move.
+struct BranchUpdate<'a> {
+    git: Git,
+    branch: &'a str,
+    /// Its commit now; none if it does not exist.
+    old: Option<&'a str>,
+    new: &'a str,
+    /// The ref and the commit that record the landing.
+    record: Option<(String, String)>,
+}
+
+impl BranchUpdate<'_> {
+    /// Moves the branch forward, and updates the files of the work tree that has it checked out.
+    fn advance(&self, request: &LandRequest<'_>, place: Option<&Path>) -> Result<(), WorkspaceError> {
+        let place = place.map(|place| place_of(place, self.branch, request.person)).transpose()?.flatten();
+        let (Some((dir, files)), Some(old)) = (place, self.old) else { return self.move_branch(request) };
+        let there = Git::at(&dir).files(&files).identity(request.person).durable();
+        let _ = there.run(["update-index", "-q", "--refresh"]);
+        there.run(["read-tree", "-m", "-u", old, self.new]).map_err(|error| match error {
+            GitError::Failed { said, .. } => WorkspaceError::Conflict(format!(
+                "branch {} is checked out, and git would overwrite uncommitted changes: {said}",
+                self.branch
+            )),
+            error => error.into(),
+        })?;
+        self.move_branch(request).inspect_err(|_| {
+            // Another process moved the branch meanwhile: restore the files.
+            let _ = there.run(["read-tree", "-m", "-u", self.new, old]);
+        })
     }
-    let said = git.feed(args, message.as_bytes().to_vec())?;
-    Ok(String::from_utf8_lossy(&said).trim_end().to_owned())
+
+    /// Moves the branch and sets the record in one transaction.
+    fn move_branch(&self, request: &LandRequest<'_>) -> Result<(), WorkspaceError> {
+        let name = format!("refs/heads/{}", self.branch);
+        let mut lines = match self.old {
+            Some(old) => format!("update {name}\0{}\0{old}\0", self.new),
+            None => format!("create {name}\0{}\0", self.new),
+        };
+        if let Some((record, commit)) = &self.record {
+            lines.push_str(&format!("update {record}\0{commit}\0\0"));
+        }
+        let message = format!("pal land {}", request.body);
+        let args = ["update-ref", "-m", &message, "--create-reflog", "--stdin", "-z"];
+        self.git.clone().durable().feed(args, lines.into_bytes()).map_err(|error| {
+            let moved = look_for(&self.git, self.branch)
+                .is_ok_and(|now| now.as_ref().map(|now| now.id.as_str()) != self.old);
+            if moved {
+                WorkspaceError::Conflict(format!("branch {} moved meanwhile: try again", self.branch))
+            } else {
+                error.into()
+            }
+        })?;
+        Ok(())
+    }
 }
 
-/// Moves a branch forward, and updates the files of the work tree that has it checked out.
-fn advance(
-    request: &LandRequest<'_>,
-    git: &Git,
-    branch: &str,
-    found: Option<UserBranch>,
-    new: &str,
-) -> Result<(), WorkspaceError> {
-    let Some(UserBranch { id: old, place: Some(place) }) = &found else {
-        return move_branch(request, git, branch, found.as_ref().map(|found| found.id.as_str()), new);
+/// A name for a branch of a Body's work that no branch of the repository has.
+pub fn free_branch(git: &Git, body: &str) -> String {
+    let is_free = |name: &String| {
+        // Neither the branch itself, nor one below its name.
+        git.line(["for-each-ref", "--count=1", &format!("refs/heads/{name}")])
+            .is_ok_and(|found| found.is_empty())
     };
-    let Some((dir, files)) = place_of(place, branch, request.person)? else {
-        return move_branch(request, git, branch, Some(old), new);
-    };
-    let there = Git::at(&dir).files(&files).identity(request.person).durable();
-    let _ = there.run(["update-index", "-q", "--refresh"]);
-    there.run(["read-tree", "-m", "-u", old, new]).map_err(|error| match error {
-        GitError::Failed { said, .. } => WorkspaceError::Conflict(format!(
-            "branch {branch} is checked out, and git would overwrite uncommitted changes: {said}"
-        )),
-        error => error.into(),
-    })?;
-    move_branch(request, git, branch, Some(old), new).inspect_err(|_| {
-        // Another process moved the branch meanwhile: restore the files.
-        let _ = there.run(["read-tree", "-m", "-u", new, old]);
-    })
-}
-
-fn move_branch(
-    request: &LandRequest<'_>,
-    git: &Git,
-    branch: &str,
-    old: Option<&str>,
-    new: &str,
-) -> Result<(), WorkspaceError> {
-    let message = format!("pal land {}", request.body);
-    let nothing = "0".repeat(40);
-    git.clone().durable().run([
-        "update-ref",
-        "-m",
-        &message,
-        "--create-reflog",
-        &format!("refs/heads/{branch}"),
-        new,
-        old.unwrap_or(&nothing),
-    ])?;
-    Ok(())
+    let names = (2..100).map(|number| format!("pal/{body}-{number}"));
+    let first = format!("pal/{body}");
+    [first.clone()].into_iter().chain(names).find(is_free).unwrap_or(first)
 }
 
 /// A branch of the user's repository.
+#[derive(Debug)]
 struct UserBranch {
     id: String,
     /// The work tree that has it checked out.

@@ -151,6 +151,7 @@ impl OverlayWalk<'_> {
         if at.depth == 0 {
             entries.remove(b".git".as_slice());
         }
+        entries.retain(|name, found| !self.is_only_prepared(&join(at.path, name), found));
         // Copy the rules before git answers questions about other files of the directory.
         for rule in [IGNORES, ATTRIBUTES] {
             match entries.get(rule) {
@@ -181,6 +182,19 @@ impl OverlayWalk<'_> {
             self.entry(at, &name, path, found, ignored)?;
         }
         Ok(())
+    }
+
+    /// Whether a preparation made an entry, and neither the base nor the Body's index knows it: it was there when the
+    /// Body began, so it is no work of the Body.
+    fn is_only_prepared(&self, path: &[u8], found: &OverlayEntry) -> bool {
+        let prepared = match found {
+            OverlayEntry::Dir(inner) => inner.prepared,
+            OverlayEntry::File(node) | OverlayEntry::Link(node) => node.prepared,
+            OverlayEntry::Gone | OverlayEntry::Other | OverlayEntry::Unreadable => false,
+        };
+        let known = |names: &IndexNames| names.contains(path) || names.holds(path);
+        // An index that cannot be read to its end may know any path.
+        prepared && self.all_tracked && !known(self.base) && !known(self.tracked)
     }
 
     fn rule(&mut self, at: &WalkPosition<'_>, name: &[u8], node: &OverlayFile) -> Result<(), WorkspaceError> {

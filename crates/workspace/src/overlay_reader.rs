@@ -28,7 +28,15 @@ const OPAQUE: &str = "user.overlay.opaque";
 
 /// One directory of the overlay: its descriptors in the layers that have it, topmost first.
 #[derive(Debug)]
-pub struct OverlayDir(Vec<OwnedFd>);
+pub struct OverlayDir(Vec<LayerDir>);
+
+/// A directory of one layer.
+#[derive(Debug)]
+struct LayerDir {
+    dir: OwnedFd,
+    /// Whether a preparation made the layer, so that its files are no work of the Body.
+    prepared: bool,
+}
 
 /// An entry of a directory.
 #[derive(Debug)]
@@ -52,6 +60,8 @@ pub enum OverlayEntry {
 pub struct OverlaySubdir {
     layers: Vec<usize>,
     name: CString,
+    /// Whether only layers of a preparation have it.
+    pub prepared: bool,
     /// Whether it hides the directories of that name in lower layers.
     pub hides: bool,
 }
@@ -61,6 +71,8 @@ pub struct OverlaySubdir {
 pub struct OverlayFile {
     layer: usize,
     name: CString,
+    /// Whether the layer is one of a preparation.
+    pub prepared: bool,
     /// Its length at the time of the stat call.
     pub len: u64,
     /// Whether its owner may execute it.
@@ -70,10 +82,16 @@ pub struct OverlayFile {
 impl OverlayDir {
     /// Opens the top directory of an overlay; skips layers that lack it.
     pub fn open(layers: &[PathBuf]) -> io::Result<Self> {
+        Self::open_above(layers, &[])
+    }
+
+    /// Opens the top directory of layers with work and, below them, of layers that a preparation made.
+    pub fn open_above(work: &[PathBuf], prepared: &[PathBuf]) -> io::Result<Self> {
+        let layers = work.iter().map(|path| (path, false)).chain(prepared.iter().map(|path| (path, true)));
         let mut dirs = Vec::new();
-        for path in layers {
+        for (path, prepared) in layers {
             match open_top(path) {
-                Ok(dir) => dirs.push(dir),
+                Ok(dir) => dirs.push(LayerDir { dir, prepared }),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
             }
@@ -84,7 +102,7 @@ impl OverlayDir {
     /// The merged entries of the directory.
     pub fn entries(&self) -> io::Result<BTreeMap<Vec<u8>, OverlayEntry>> {
         let mut all: BTreeMap<Vec<u8>, OverlayEntry> = BTreeMap::new();
-        for (layer, dir) in self.0.iter().enumerate() {
+        for (layer, LayerDir { dir, .. }) in self.0.iter().enumerate() {
             for entry in Dir::read_from(dir)? {
                 let entry = entry?;
                 let name = entry.file_name().to_owned();
@@ -121,13 +139,14 @@ impl OverlayDir {
     }
 
     fn look(&self, layer: usize, name: &CString) -> OverlayEntry {
-        let dir = &self.0[layer];
+        let LayerDir { dir, prepared } = &self.0[layer];
         let Ok(stat) = rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) else {
             return OverlayEntry::Unreadable;
         };
         let node = || OverlayFile {
             layer,
             name: name.clone(),
+            prepared: *prepared,
             len: u64::try_from(stat.st_size).unwrap_or(0),
             executable: stat.st_mode & 0o100 != 0,
         };
@@ -136,6 +155,7 @@ impl OverlayDir {
                 Ok(child) => OverlayEntry::Dir(OverlaySubdir {
                     layers: vec![layer],
                     name: name.clone(),
+                    prepared: *prepared,
                     hides: is_opaque(&child),
                 }),
                 Err(_) => OverlayEntry::Unreadable,
@@ -152,7 +172,10 @@ impl OverlayDir {
         inner
             .layers
             .iter()
-            .map(|layer| open_dir(&self.0[*layer], &inner.name))
+            .map(|layer| {
+                let LayerDir { dir, prepared } = &self.0[*layer];
+                Ok(LayerDir { dir: open_dir(dir, &inner.name)?, prepared: *prepared })
+            })
             .collect::<io::Result<_>>()
             .map(OverlayDir)
     }
@@ -163,7 +186,7 @@ impl OverlayDir {
         let mut all = BTreeMap::new();
         for layer in 0..self.0.len() {
             let missing = matches!(
-                rustix::fs::statat(&self.0[layer], &name, AtFlags::SYMLINK_NOFOLLOW),
+                rustix::fs::statat(&self.0[layer].dir, &name, AtFlags::SYMLINK_NOFOLLOW),
                 Err(Errno::NOENT)
             );
             if !missing {
@@ -216,20 +239,20 @@ impl OverlayDir {
     /// Opens a file of this directory; fails if another kind of file has replaced it.
     pub fn file(&self, node: &OverlayFile) -> io::Result<File> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-        let file = File::from(rustix::fs::openat(&self.0[node.layer], &node.name, flags, Mode::empty())?);
+        let file = File::from(rustix::fs::openat(&self.0[node.layer].dir, &node.name, flags, Mode::empty())?);
         if file.metadata()?.is_file() { Ok(file) } else { Err(io::ErrorKind::InvalidData.into()) }
     }
 
     /// The target of a symbolic link of this directory.
     pub fn link(&self, node: &OverlayFile) -> io::Result<CString> {
-        Ok(rustix::fs::readlinkat(&self.0[node.layer], &node.name, Vec::new())?)
+        Ok(rustix::fs::readlinkat(&self.0[node.layer].dir, &node.name, Vec::new())?)
     }
 }
 
 /// Whether the host cannot read something below a directory.
 pub fn hides(dir: &Path) -> bool {
     match open_top(dir) {
-        Ok(top) => is_hiding(&OverlayDir(vec![top]), 0),
+        Ok(top) => is_hiding(&OverlayDir(vec![LayerDir { dir: top, prepared: false }]), 0),
         Err(error) => error.kind() != io::ErrorKind::NotFound,
     }
 }
@@ -239,7 +262,8 @@ fn is_hiding(dirs: &OverlayDir, depth: usize) -> bool {
     entries.values().any(|found| match found {
         OverlayEntry::Unreadable => true,
         OverlayEntry::File(node) => {
-            rustix::fs::accessat(&dirs.0[node.layer], &node.name, Access::READ_OK, AtFlags::empty()).is_err()
+            rustix::fs::accessat(&dirs.0[node.layer].dir, &node.name, Access::READ_OK, AtFlags::empty())
+                .is_err()
         }
         // Deeper paths are skipped anyway.
         OverlayEntry::Dir(inner) => {

@@ -9,7 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use flate2::{Compression, Crc, write::ZlibEncoder};
+use flate2::{Compress, Compression, Crc, FlushCompress, Status};
 use sha1::{Digest, Sha1};
 
 /// An object id.
@@ -44,10 +44,14 @@ impl ObjectKind {
     }
 }
 
+/// Length of one piece of contents, and of compressed bytes.
+const PIECE_LEN: usize = 64 << 10;
+
 /// A pack that is being written.
 #[derive(Debug)]
 pub struct PackWriter {
     file: File,
+    deflater: Deflater,
     path: PathBuf,
     objects: BTreeMap<ObjectId, (u32, u64)>,
     /// Total length of all contents.
@@ -59,7 +63,8 @@ impl PackWriter {
     pub fn begin(path: &Path) -> io::Result<Self> {
         let mut file = File::options().read(true).write(true).create_new(true).open(path)?;
         file.write_all(b"PACK\0\0\0\x02\0\0\0\0")?;
-        Ok(Self { file, path: path.to_owned(), objects: BTreeMap::new(), bytes: 0 })
+        let deflater = Deflater::new();
+        Ok(Self { file, deflater, path: path.to_owned(), objects: BTreeMap::new(), bytes: 0 })
     }
 
     /// Whether it holds no object.
@@ -118,14 +123,11 @@ impl PackWriter {
         out.write_all(&entry_header(sort as u8, len))?;
         let mut name = Sha1::new();
         name.update(format!("{} {len}\0", sort.word()));
-        let mut packed = HashWriter { out: ZlibEncoder::new(out, Compression::fast()), name };
-        let mut contents = contents;
-        let copied = io::copy(&mut contents.by_ref().take(len), &mut packed)?;
-        if copied != len || contents.read(&mut [0])? != 0 {
+        // One byte more than announced shows that the contents grew.
+        let read = self.deflater.run(contents.take(len.saturating_add(1)), &mut name, &mut out)?;
+        if read != len {
             return Err(io::ErrorKind::InvalidData.into());
         }
-        let HashWriter { out, name } = packed;
-        let mut out = out.finish()?;
         out.flush()?;
         Ok((name.finalize().into(), out.crc.sum()))
     }
@@ -212,21 +214,59 @@ impl<W: Write> Write for CrcWriter<W> {
     }
 }
 
-/// Writes to an object and computes its id.
-struct HashWriter<W> {
-    out: W,
-    name: Sha1,
+/// Compresses objects one after the other. Its state takes 300 KiB, which would cost more than the compression of a
+/// small file if each object had its own.
+#[derive(Debug)]
+struct Deflater {
+    zlib: Compress,
+    piece: Vec<u8>,
+    packed: Vec<u8>,
 }
 
-impl<W: Write> Write for HashWriter<W> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let len = self.out.write(bytes)?;
-        self.name.update(&bytes[..len]);
-        Ok(len)
+impl Deflater {
+    fn new() -> Self {
+        let zlib = Compress::new(Compression::fast(), true);
+        Self { zlib, piece: vec![0; PIECE_LEN], packed: vec![0; PIECE_LEN] }
     }
 
-    fn flush(&mut self) -> io::Result<()> {
-        self.out.flush()
+    /// Compresses all contents to `out` and hashes them; returns their length.
+    fn run(&mut self, mut contents: impl Read, name: &mut Sha1, out: &mut impl Write) -> io::Result<u64> {
+        self.zlib.reset();
+        loop {
+            let len = match contents.read(&mut self.piece) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                len => len?,
+            };
+            name.update(&self.piece[..len]);
+            self.push(len, if len == 0 { FlushCompress::Finish } else { FlushCompress::None }, out)?;
+            if len == 0 {
+                return Ok(self.zlib.total_in());
+            }
+        }
+    }
+
+    /// Compresses the first `len` bytes of the piece.
+    fn push(&mut self, len: usize, flush: FlushCompress, out: &mut impl Write) -> io::Result<()> {
+        let mut done = 0;
+        loop {
+            let (read, written) = (self.zlib.total_in(), self.zlib.total_out());
+            let status = self
+                .zlib
+                .compress(&self.piece[done..len], &mut self.packed, flush)
+                .map_err(io::Error::other)?;
+            done += (self.zlib.total_in() - read) as usize;
+            let made = (self.zlib.total_out() - written) as usize;
+            out.write_all(&self.packed[..made])?;
+            // zlib may hold more back while its output fills the whole buffer.
+            let over = if flush == FlushCompress::Finish {
+                status == Status::StreamEnd
+            } else {
+                done == len && made < self.packed.len()
+            };
+            if over {
+                return Ok(());
+            }
+        }
     }
 }
 

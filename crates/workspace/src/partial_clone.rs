@@ -2,21 +2,23 @@
 //!
 //! The user's own git fetches them, as it would by itself when it needs a file. The Body takes no part.
 
+use std::path::Path;
+
 use crate::{
-    GitIdentity, Repository,
+    GitIdentity,
     error::WorkspaceError,
-    git::{self, GitError},
+    git::{self, Git, GitError},
 };
 
-/// The promisor remote of a partial clone; none if the repository has all objects.
-pub fn remote(repository: &Repository) -> Option<String> {
+/// The promisor remote of a partial clone; none if the repository has all objects. `common` is its common git
+/// directory.
+pub fn remote(common: &Path) -> Option<String> {
     // Partial clones are rare, and starting git would cost a fifth of a warm start, so search the file first.
-    let settings =
-        std::fs::read_to_string(repository.common.join("config")).unwrap_or_default().to_ascii_lowercase();
+    let settings = std::fs::read_to_string(common.join("config")).unwrap_or_default().to_ascii_lowercase();
     if !settings.contains("promisor") && !settings.contains("partialclone") {
         return None;
     }
-    let git = repository.git();
+    let git = Git::at(common);
     let said =
         git.line(["config", "--type=bool", "--get-regexp", r"^remote\..*\.promisor$"]).unwrap_or_default();
     let named = |line: &str| {
@@ -25,16 +27,15 @@ pub fn remote(repository: &Repository) -> Option<String> {
     said.lines().find_map(named).or_else(|| git.line(["config", "--get", "extensions.partialclone"]).ok())
 }
 
-/// Fetches the objects that the files of the repository's commit lack.
-pub fn fetch(repository: &Repository, person: &GitIdentity) -> Result<(), WorkspaceError> {
-    let Some(remote) = remote(repository) else { return Ok(()) };
-    let git = repository.git();
-    let said = git.line([
+/// Fetches the objects that the files of a commit lack.
+pub fn fetch_commit(common: &Path, commit: &str, person: &GitIdentity) -> Result<(), WorkspaceError> {
+    let Some(remote) = remote(common) else { return Ok(()) };
+    let said = Git::at(common).line([
         "rev-list",
         "--objects",
         "--missing=print",
         "--no-object-names",
-        &format!("{}^{{tree}}", repository.commit),
+        &format!("{commit}^{{tree}}"),
     ])?;
     let missing: String =
         said.lines().filter_map(|line| line.strip_prefix('?')).map(|id| format!("{id}\n")).collect();
@@ -42,7 +43,7 @@ pub fn fetch(repository: &Repository, person: &GitIdentity) -> Result<(), Worksp
         return Ok(());
     }
     let count = missing.lines().count();
-    git::fetch_objects(&repository.common, &remote, missing, person).map_err(|error| {
+    git::fetch_objects(common, &remote, missing, person).map_err(|error| {
         let said = match error {
             GitError::Failed { said, .. } => said,
             error => error.to_string(),

@@ -86,6 +86,27 @@ impl PublishedRefs {
             .map(|named| named.id.clone())
     }
 
+    /// The commits of the refs `KIND/1`, `KIND/2` and so on, newest first.
+    pub fn numbered(&self, kind: &str) -> Vec<String> {
+        let mut found: Vec<(u64, &str)> = self
+            .0
+            .iter()
+            .filter_map(|(name, named)| {
+                let number = name.strip_prefix(kind)?.strip_prefix('/')?.parse().ok()?;
+                Some((number, named.id.as_str()))
+            })
+            .collect();
+        found.sort_unstable();
+        found.into_iter().rev().map(|(_, id)| id.to_owned()).collect()
+    }
+
+    /// The number that the next ref `KIND/N` gets.
+    pub fn next_number(&self, kind: &str) -> u64 {
+        let numbers =
+            self.0.keys().filter_map(|name| name.strip_prefix(kind)?.strip_prefix('/')?.parse().ok());
+        numbers.max().map_or(1, |last: u64| last + 1)
+    }
+
     /// The commits of all refs; the repository has everything that they need.
     pub fn ids(&self) -> BTreeSet<&str> {
         self.0.values().map(|named| named.id.as_str()).collect()

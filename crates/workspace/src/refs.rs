@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use proto::BodyId;
 
 use crate::{
+    error::WorkspaceError,
     git::Git,
     overlay_reader::{OverlayDir, OverlayEntry},
 };
@@ -17,8 +18,8 @@ const NAME_LEN_MAX: usize = 200;
 /// Longest `packed-refs` file or reflog.
 const PACKED_LEN_MAX: u64 = 16 << 20;
 /// Prefixes of the Body's stashes and tags among its branches.
-const STASH: &str = "palisade-stash";
-const TAGS: &str = "palisade-tags";
+pub(crate) const STASH: &str = "palisade-stash";
+pub(crate) const TAGS: &str = "palisade-tags";
 /// Most slashes in a name.
 const DEPTH_MAX: usize = 8;
 
@@ -157,6 +158,19 @@ impl BodyRefs {
             self.refused += 1;
         }
     }
+}
+
+/// The error for a branch that a repository does not have; it names those that were used last.
+pub fn missing_branch(git: &Git, branch: &str) -> WorkspaceError {
+    let newest =
+        ["for-each-ref", "--count=5", "--sort=-committerdate", "--format=%(refname:short)", "refs/heads"];
+    let found = git.run(newest).unwrap_or_default();
+    let found: Vec<String> = String::from_utf8_lossy(&found).lines().map(proto::text::visible).collect();
+    let known = match &found[..] {
+        [] => "the repository has no branch yet".to_owned(),
+        found => format!("the repository has {}", found.join(", ")),
+    };
+    WorkspaceError::NotFound(format!("there is no branch {branch}; {known}"))
 }
 
 /// Whether a text is an object id.

@@ -78,6 +78,13 @@ impl Repository {
         Ok(Self { name, common, dir, files, branch, commit, tree, shallow })
     }
 
+    /// Finds the common git directory of the repository that contains `path`; none if there is none.
+    pub fn common_dir(path: &Path, person: &GitIdentity) -> Option<PathBuf> {
+        let asked = ["rev-parse", "--path-format=absolute", "--git-common-dir"];
+        let said = git::run_in_directory(path, person, asked).ok()?;
+        Some(path_of(first_line(&said)))
+    }
+
     /// Finds the repository at an address: clones it into a directory of Palisade, or updates that clone.
     pub fn clone_of(
         url: &str,
@@ -117,6 +124,13 @@ impl Repository {
         )?;
         Ok(said.split(|byte| *byte == 0).filter(|line| !line.is_empty()).count())
     }
+}
+
+/// The addresses of a repository's remotes. `common` is its common git directory.
+pub fn remote_addresses(common: &Path) -> Vec<String> {
+    let asked = ["config", "--get-regexp", r"^remote\..*\.(url|pushurl)$"];
+    let said = Git::at(common).line(asked).unwrap_or_default();
+    said.lines().filter_map(|line| line.split_once(' ')).map(|(_, address)| address.to_owned()).collect()
 }
 
 /// The branches below a prefix and their commits.

@@ -9,7 +9,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -29,6 +29,8 @@ use crate::{
     files::{self, ReadContext, WorkFiles},
     git::{Git, GitError, GitReason},
     import_objects,
+    land_base::{self, SYNCED, WorkBase},
+    left_out::{OtherBranch, other_branches},
     objects::Objects,
     overlay_reader::OverlayDir,
     pack_writer::{ObjectKind, PackWriter},
@@ -56,6 +58,8 @@ pub struct BodyWorkspace {
     pub copy: Option<Arc<UpperCopy>>,
     /// The snapshots below its upper, topmost first.
     pub snapshots: Vec<PathBuf>,
+    /// How many of these, from the bottom, hold only what a preparation made: no work of a Body.
+    pub prepared: usize,
     /// The imported repository.
     pub workspace: Workspace,
     /// The directory of all layers.
@@ -77,6 +81,8 @@ pub struct WorkTrees {
     pub parts: Vec<WorkPart>,
     /// Paths that are not in the trees.
     pub skipped: Vec<SkippedPath>,
+    /// Branches of the Body with commits that its current one lacks.
+    pub branches: Vec<OtherBranch>,
 }
 
 /// The files of one repository in a Body, by their paths in its workspace.
@@ -98,8 +104,12 @@ pub struct WorkPart {
 pub struct SaveResult {
     /// The name of the workspace.
     pub workspace: String,
-    /// The commit that the Body began with.
+    /// The commit that the work is compared with: the one that the Body began with, or a later one of the user that
+    /// `pal sync` brought in and the Body took over.
     pub base: String,
+    /// The user's commit below `base`; another one if `base` holds uncommitted work of the user.
+    #[serde(skip)]
+    pub origin: String,
     /// The Body's own last commit.
     pub head: String,
     /// The commit that holds every file.
@@ -124,6 +134,7 @@ impl From<&SaveResult> for SavedWork {
         let SaveResult {
             workspace,
             base,
+            origin: _,
             head,
             wip,
             uncommitted,
@@ -166,6 +177,20 @@ impl SaveResult {
     }
 }
 
+/// The index of the files that a Body begins with, of a workspace or of the submodule at `inside`.
+pub(crate) fn index_of_files(
+    workspace: &Workspace,
+    layers: &Path,
+    inside: &str,
+) -> Result<PathBuf, WorkspaceError> {
+    // A submodule has only its layer of files; a workspace has the `.git` layer first.
+    let files = workspace
+        .layers
+        .get(usize::from(inside.is_empty()))
+        .ok_or_else(|| WorkspaceError::Repository("the workspace has no layer of files".into()))?;
+    Ok(layers.join(files.as_str()).join("index"))
+}
+
 impl BodyWorkspace {
     /// The directories of this workspace in the Body's upper and in the snapshots below.
     pub(crate) fn changed(&self) -> Vec<PathBuf> {
@@ -176,17 +201,16 @@ impl BodyWorkspace {
 
     /// The index of the files that the Body began with.
     pub(crate) fn base_index(&self) -> Result<PathBuf, WorkspaceError> {
-        // A submodule has only its layer of files; a workspace has the `.git` layer first.
-        let files = self
-            .workspace
-            .layers
-            .get(usize::from(self.inside.is_empty()))
-            .ok_or_else(|| WorkspaceError::Repository("the workspace has no layer of files".into()))?;
-        Ok(self.layers.join(files.as_str()).join("index"))
+        index_of_files(&self.workspace, &self.layers, &self.inside)
+    }
+
+    /// The commits that the Body began with.
+    pub(crate) fn first_base(&self) -> WorkBase {
+        WorkBase { origin: self.workspace.commit.clone(), base: self.workspace.base.clone() }
     }
 
     /// Opens the quarantine. That of a submodule has a `+` in its name, so it cannot clash with a workspace.
-    fn quarantine(&self) -> Result<Quarantine, WorkspaceError> {
+    pub(crate) fn quarantine(&self) -> Result<Quarantine, WorkspaceError> {
         let name = match self.inside.as_str() {
             "" => self.workspace.name.clone(),
             inside => format!("{}+{}", self.workspace.name, crate::layer_id("submodule", &[inside])),
@@ -204,7 +228,8 @@ impl BodyWorkspace {
 /// Reads a Body's current files as trees in its quarantine. The user's repositories do not change.
 pub fn look(source: &BodyWorkspace) -> Result<WorkTrees, WorkspaceError> {
     let (mut apart, inner) = submodules::look(source)?;
-    let view = source.quarantine()?.view()?;
+    let quarantine = source.quarantine()?;
+    let view = quarantine.view()?;
     let mut objects = Objects::start(&view.git())?;
     let upper = UpperFiles::open(source, &view)?;
     let git_dir = upper.git_dir()?;
@@ -214,14 +239,62 @@ pub fn look(source: &BodyWorkspace) -> Result<WorkTrees, WorkspaceError> {
     let given = ReadContext { source, view: &view, upper: &upper, git_dir: git_dir.dirs(), apart: &apart };
     let WorkFiles { tree, mut skipped } = packed(&view, 0, |pack| files::read(&given, &mut objects, pack))?;
     skipped.append(&mut apart.skipped);
-    let part = WorkPart::of(source, view, tree)?;
-    Ok(WorkTrees { parts: [part].into_iter().chain(inner).collect(), skipped })
+    let (base, branches) = look_at_history(source, &quarantine, &upper, &mut objects, &git_dir)?;
+    let part = WorkPart::of(source, view, base, tree)?;
+    Ok(WorkTrees { parts: [part].into_iter().chain(inner).collect(), skipped, branches })
+}
+
+/// Finds the commit that the files are compared with, and the branches that a diff does not show. The Body's commits
+/// are read only if there may be an answer other than the usual one.
+fn look_at_history(
+    source: &BodyWorkspace,
+    quarantine: &Quarantine,
+    upper: &UpperFiles,
+    objects: &mut Objects,
+    git_dir: &BodyGit,
+) -> Result<(String, Vec<OtherBranch>), WorkspaceError> {
+    let first = source.first_base();
+    let pointers = git_dir.dirs().map(refs::read).unwrap_or_default();
+    let Some(head) = pointers.head.as_deref().filter(|_| source.inside.is_empty()) else {
+        return Ok((first.base, Vec::new()));
+    };
+    let known = PublishedRefs::ask(&quarantine.user(&source.workspace), &namespace(&source.body))?;
+    let others = || pointers.branches.values().any(|id| *id != head && *id != first.origin);
+    if known.numbered(SYNCED).is_empty() && !others() {
+        return Ok((first.base, Vec::new()));
+    }
+    let (_, refused) = commits(source, quarantine, upper, objects, &known, git_dir)?;
+    if refused.is_some() {
+        return Ok((first.base, Vec::new()));
+    }
+    let git = quarantine.git();
+    let found = WorkBase::find(&git, &known, head, first);
+    let branches = other_branches(&git, &pointers.branches, head, &[&found.origin, &found.base])?;
+    Ok((found.base, branches))
+}
+
+impl WorkTrees {
+    /// Whether the Body changed or added anything.
+    pub fn is_changed(&self) -> Result<bool, WorkspaceError> {
+        for part in &self.parts {
+            let base = part.view.git().line(["rev-parse", "--verify", &format!("{}^{{tree}}", part.base)])?;
+            if base != part.tree {
+                return Ok(true);
+            }
+        }
+        Ok(!self.skipped.is_empty() || !self.branches.is_empty())
+    }
 }
 
 impl WorkPart {
-    fn of(source: &BodyWorkspace, view: QuarantineView, tree: String) -> Result<Self, WorkspaceError> {
+    fn of(
+        source: &BodyWorkspace,
+        view: QuarantineView,
+        base: String,
+        tree: String,
+    ) -> Result<Self, WorkspaceError> {
         let mut part = Self {
-            base: source.workspace.base.clone(),
+            base,
             tree,
             view,
             repository: source.workspace.repository.clone(),
@@ -333,9 +406,12 @@ impl<'a> SaveAttempt<'a> {
         let workspace = &self.source.workspace;
         let head = self.pointers.head.clone().unwrap_or_else(|| workspace.commit.clone());
         let wip = self.wip(&head, number)?;
+        let WorkBase { origin, base } =
+            WorkBase::find(&self.view.git(), &self.known, &head, self.source.first_base());
         let saved = SaveResult {
             workspace: workspace.name.clone(),
-            base: workspace.base.clone(),
+            base,
+            origin: origin.clone(),
             uncommitted: wip != head,
             head,
             wip,
@@ -343,7 +419,7 @@ impl<'a> SaveAttempt<'a> {
                 .pointers
                 .branches
                 .iter()
-                .filter(|(_, id)| **id != workspace.commit)
+                .filter(|(_, id)| **id != workspace.commit && **id != origin)
                 .map(|(name, id)| (name.clone(), id.clone()))
                 .collect(),
             skipped: self.files.skipped.clone(),
@@ -355,7 +431,7 @@ impl<'a> SaveAttempt<'a> {
             return Ok(saved);
         }
         let mut wanted = BTreeMap::from([
-            ("base".to_owned(), saved.base.clone()),
+            ("base".to_owned(), workspace.base.clone()),
             ("head".to_owned(), saved.head.clone()),
             ("wip".to_owned(), saved.wip.clone()),
         ]);
@@ -462,11 +538,19 @@ pub(crate) fn pointers(source: &BodyWorkspace) -> Result<BodyRefs, WorkspaceErro
     Ok(upper.git_dir()?.dirs().map(refs::read).unwrap_or_default())
 }
 
-/// Sets refs for the commits that a Body begins with, so that `git gc` keeps them while the Body needs them.
-pub fn write_refs(body: &BodyId, workspace: &Workspace) -> Result<(), WorkspaceError> {
+/// Sets refs for the commits that a Body begins with, so that `git gc` keeps them while the Body needs them. A fork
+/// gets the records of its parent, too.
+pub fn write_refs(
+    body: &BodyId,
+    parent: Option<&BodyId>,
+    workspace: &Workspace,
+) -> Result<(), WorkspaceError> {
     let to = format!("{}/base", namespace(body));
     let git = Git::at(&workspace.repository);
     git.run(["update-ref", &to, &workspace.base])?;
+    if let Some(parent) = parent {
+        land_base::copy_records(&git, parent, body)?;
+    }
     for module in &workspace.submodules {
         // A failure here does no harm: the next save reports what it cannot save.
         let _ = Git::at(&module.repository).run(["update-ref", &to, &module.commit]);
@@ -492,10 +576,11 @@ fn remote(body: &BodyId) -> String {
     format!("remote.pal/{body}")
 }
 
-/// Removes what only the Body needed: the remote, and the base ref if nothing was saved. Saved work stays.
+/// Removes what only the Body needed: the remote, the records of its base, and the base ref if nothing was saved. Saved work stays.
 pub fn release(body: &BodyId, workspace: &Workspace) {
     let git = Git::at(&workspace.repository);
     let _ = git.run(["config", "--local", "--remove-section", &remote(body)]);
+    let _ = land_base::remove_records(&git, body);
     for repository in repositories(workspace) {
         let git = Git::at(repository);
         if PublishedRefs::ask(&git, &namespace(body)).is_ok_and(|known| known.id("wip").is_none()) {

@@ -22,6 +22,8 @@ const GITFILE_LEN_MAX: u64 = 4096;
 pub(crate) struct UpperFiles {
     /// The upper and the snapshots, topmost first.
     changed: Vec<PathBuf>,
+    /// How many of them, from the bottom, a preparation made.
+    prepared: usize,
     /// The layer with the `.git` that the Body began with.
     head: Option<PathBuf>,
     /// The path of a submodule; empty for the workspace itself.
@@ -74,11 +76,13 @@ impl UpperFiles {
         }
         let given = source.workspace.layers.first().filter(|_| source.inside.is_empty());
         let head = given.map(|id| source.layers.join(id.as_str()).join("root"));
-        Ok(Self { changed, head, inside: source.inside.clone(), path: source.workspace.path() })
+        let (prepared, inside) = (source.prepared, source.inside.clone());
+        Ok(Self { changed, prepared, head, inside, path: source.workspace.path() })
     }
 
     fn top(&self) -> Result<OverlayDir, WorkspaceError> {
-        OverlayDir::open(&self.changed).during("open the Body's files")
+        let (work, prepared) = self.changed.split_at(self.changed.len().saturating_sub(self.prepared));
+        OverlayDir::open_above(work, prepared).during("open the Body's files")
     }
 
     /// The changed files; none if the directory does not exist.

@@ -1,112 +1,78 @@
-//! Finds out what a repository needs, from the file names of a tree and the contents of a few files.
+//! Finds out what a repository needs, from the file names of a commit and the contents of a few files.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    path::Path,
-};
+use std::path::Path;
+
+use sha2::{Digest, Sha256};
 
 use super::{
-    devcontainer::{self, Devcontainer},
-    lockfiles::{self, LOCAL_BIN, LOCKFILES, Lockfile, LockfileContext, VENV},
+    devcontainer,
+    ecosystems::Plan,
+    needs::{Needs, PrepareStep, StepWeight},
+    node,
+    projects::{Project, find_projects},
+    python::{VENV_BIN, venv_step},
     settings::RepoSettings,
-    tools::{GO, PYTHON, Tool},
+    tools::PYTHON,
+    tree::RepoTree,
 };
-use crate::{error::WorkspaceError, git::Git};
+use crate::error::WorkspaceError;
 
 /// Most prepare steps of one repository.
 const STEPS_MAX: usize = 64;
-/// Longest palisade.toml or devcontainer.json.
-const TEXT_LEN_MAX: usize = 1 << 20;
-/// Longest lockfile that is read.
-const LOCK_LEN_MAX: usize = 64 << 20;
+/// Longest name of a step, in characters.
+const NAME_LEN_MAX: usize = 60;
+/// Directory of programs that a step installs.
+const LOCAL_BIN: &str = "/home/user/.local/bin";
+const SETTINGS_FILE: &str = "palisade.toml";
 
-/// One step that prepares a Body.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PrepareStep {
-    /// The directory in which it runs, below the workspace; empty for its top.
-    pub dir: String,
-    /// The shell line.
-    pub line: String,
-    /// The tool that it needs.
-    pub tool: Option<Tool>,
+/// Manifests without a step: the end of their names, and the line that installs their packages.
+const WITHOUT_STEP: &[(&str, &str)] = &[
+    ("pubspec.yaml", "dart pub get"),
+    ("Package.swift", "swift package resolve"),
+    ("deno.json", "deno install"),
+    ("deno.jsonc", "deno install"),
+    (".sln", "dotnet restore"),
+    (".csproj", "dotnet restore"),
+    ("build.sbt", "sbt update"),
+    ("stack.yaml", "stack build --only-dependencies"),
+    ("cabal.project", "cabal build --only-dependencies"),
+    ("rebar.config", "rebar3 get-deps"),
+    ("project.clj", "lein deps"),
+    ("environment.yml", "conda env update"),
+    (".gemspec", "gem install --development"),
+];
+
+/// A request to find out what a repository needs.
+#[derive(Debug, Clone, Copy)]
+pub struct NeedsRequest<'a> {
+    /// The git directory that holds the commit.
+    pub objects: &'a Path,
+    /// The commit.
+    pub commit: &'a str,
+    /// The text of a palisade.toml that takes the place of the commit's.
+    pub settings: Option<&'a str>,
 }
 
-impl PrepareStep {
-    /// A step at the top of the workspace that needs no tool.
-    pub fn plain(line: impl Into<String>) -> Self {
-        Self { dir: String::new(), line: line.into(), tool: None }
-    }
-}
-
-/// The steps, names and variables that a repository needs before its tests run.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Needs {
-    /// The prepare steps, in order.
-    pub steps: Vec<PrepareStep>,
-    /// Host names that the steps may reach.
-    pub allow: BTreeSet<String>,
-    /// Variables of every command, in the steps and later.
-    pub env: BTreeMap<String, String>,
-    /// Directories in front of the usual `PATH`.
-    pub path: BTreeSet<&'static str>,
-    /// Files that decide about the steps, with their blob ids.
-    pub inputs: BTreeMap<String, String>,
-    /// The tools that the repository's lockfiles belong to.
-    pub tools: BTreeSet<Tool>,
-    /// The shell line that runs the tests.
-    pub test: Option<String>,
-    /// The settings of devcontainer.json.
-    pub container: Devcontainer,
-}
-
-/// The paths of a git tree; file contents are read on demand.
-pub struct RepoTree {
-    git: Git,
-    /// Paths and their blob ids.
-    pub ids: BTreeMap<String, String>,
-}
-
-impl RepoTree {
-    fn look(objects: &Path, tree: &str) -> Result<Self, WorkspaceError> {
-        let git = Git::at(objects);
-        let said = git.run(["ls-tree", "-r", "-z", "--full-tree", tree])?;
-        Ok(Self { git, ids: listing(&said) })
-    }
-
-    /// The text of a file; none if there is no such file.
-    pub fn text(&self, path: &str, len_max: usize) -> Result<Option<String>, WorkspaceError> {
-        let Some(id) = self.ids.get(path) else { return Ok(None) };
-        let bytes = self.git.run(["cat-file", "blob", id])?;
-        if bytes.len() > len_max {
-            return Err(WorkspaceError::Repository(format!(
-                "{} is longer than {} MiB",
-                proto::text::visible(path),
-                len_max >> 20
-            )));
-        }
-        Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
-    }
-}
-
-/// Finds what the repository needs at a tree.
-pub fn needs(objects: &Path, tree: &str) -> Result<Needs, WorkspaceError> {
-    let files = RepoTree::look(objects, tree)?;
-    let mut needs = Needs::default();
-    let settings: RepoSettings = match files.text("palisade.toml", TEXT_LEN_MAX)? {
-        Some(text) => toml::from_str(&text).map_err(|error| {
-            WorkspaceError::Repository(format!("palisade.toml: {}", proto::text::visible(error.message())))
-        })?,
-        None => RepoSettings::default(),
+/// Finds what a repository needs at a commit.
+pub fn needs(request: &NeedsRequest<'_>) -> Result<Needs, WorkspaceError> {
+    let tree = RepoTree::open(request.objects, request.commit)?;
+    let settings = match request.settings {
+        Some(text) => Some(text.to_owned()),
+        None => tree.text(SETTINGS_FILE)?,
     };
-    if settings.prepare.auto {
-        needs.lockfiles(&files.ids, |path| Ok(files.text(path, LOCK_LEN_MAX)?.unwrap_or_default()))?;
-    }
-    if let Some(place) = devcontainer_of(&files.ids)
-        && let Some(text) = files.text(&place, TEXT_LEN_MAX)?
+    let parsed = RepoSettings::parse(settings.as_deref().unwrap_or_default())?;
+    let mut needs = Needs::default();
+    needs.add_projects(&tree, &parsed)?;
+    if parsed.prepare.devcontainer
+        && let Some(place) = choose_devcontainer(&tree).filter(|place| !parsed.prepare.is_skipped(place))
+        && let Some(text) = tree.text(&place)?
     {
-        needs.devcontainer(&place, &text, &files.ids)?;
+        needs.add_devcontainer(&place, &text, &tree)?;
     }
-    needs.settings(settings, &files.ids);
+    if let Some(text) = request.settings {
+        needs.inputs.insert(SETTINGS_FILE.to_owned(), proto::event::hex(&Sha256::digest(text)));
+    }
+    needs.add_settings(parsed, &tree);
     if needs.steps.len() > STEPS_MAX {
         return Err(WorkspaceError::Repository(format!(
             "the repository has more than {STEPS_MAX} prepare steps: list the steps in palisade.toml, with auto = false"
@@ -117,188 +83,146 @@ pub fn needs(objects: &Path, tree: &str) -> Result<Needs, WorkspaceError> {
 
 /// Chooses the devcontainer.json: one of the two usual paths, else the file of a subdirectory if there is
 /// exactly one.
-fn devcontainer_of(files: &BTreeMap<String, String>) -> Option<String> {
+fn choose_devcontainer(tree: &RepoTree) -> Option<String> {
     let usual = [".devcontainer/devcontainer.json", ".devcontainer.json"];
-    if let Some(place) = usual.iter().find(|place| files.contains_key(**place)) {
+    if let Some(place) = usual.iter().find(|place| tree.has(place)) {
         return Some((*place).to_owned());
     }
     let one = |path: &&String| {
         matches!(path.split('/').collect::<Vec<_>>()[..], [".devcontainer", _, "devcontainer.json"])
     };
-    let mut found = files.keys().filter(one);
+    let mut found = tree.ids.keys().filter(one);
     found.next().filter(|_| found.next().is_none()).cloned()
 }
 
-/// Parses the output of `git ls-tree -z` into paths and blob ids.
-fn listing(said: &[u8]) -> BTreeMap<String, String> {
-    let record = |record: &[u8]| {
-        let text = std::str::from_utf8(record).ok()?;
-        let (about, path) = text.split_once('\t')?;
-        Some((path.to_owned(), about.split(' ').nth(2)?.to_owned()))
-    };
-    said.split(|byte| *byte == 0).filter_map(record).collect()
+/// Makes a short name of a shell line: its first line, cut where it is long.
+fn short_name(line: &str) -> String {
+    let text = line.trim();
+    let first = text.lines().next().unwrap_or_default();
+    let cut: String = first.chars().take(NAME_LEN_MAX).collect();
+    if cut.len() < text.len() { format!("{}…", cut.trim_end()) } else { cut }
 }
 
-/// Whether files in a directory are vendored code, test data or examples, whose lockfiles do not count.
-fn is_foreign(dir: &str) -> bool {
-    dir.split('/').any(|part| {
-        matches!(
-            part,
-            "node_modules" | "vendor" | "third_party" | "testdata" | "fixtures" | "examples" | "example"
-        )
-    })
+/// A step of devcontainer.json or palisade.toml.
+fn command_step(line: String, weight: StepWeight) -> PrepareStep {
+    let name = short_name(&line);
+    PrepareStep { name, dir: String::new(), line, source: String::new(), tool: None, weight }
+}
+
+/// The usual test command for a repository with these files.
+fn usual_test(tree: &RepoTree) -> Option<String> {
+    // Many repositories of other languages have a package.json for their tools alone, and no lockfile.
+    let is_node = node::LOCKS.iter().any(|lock| tree.has(lock));
+    if is_node && !tree.has("Cargo.toml") && tree.has("package.json") {
+        return Some("npm test".to_owned());
+    }
+    let known = [
+        ("Cargo.toml", "cargo test"),
+        ("go.mod", "go test ./..."),
+        ("pyproject.toml", "python3 -m pytest"),
+        ("setup.py", "python3 -m pytest"),
+        ("requirements.txt", "python3 -m pytest"),
+        ("mix.exs", "mix test"),
+        ("pom.xml", "mvn -B test"),
+        ("package.json", "npm test"),
+    ];
+    known.iter().find(|(file, _)| tree.has(file)).map(|(_, line)| (*line).to_owned())
 }
 
 impl Needs {
-    fn input(&mut self, files: &BTreeMap<String, String>, path: &str) {
-        if let Some(id) = files.get(path) {
-            self.inputs.insert(path.to_owned(), id.clone());
+    fn add_input(&mut self, tree: &RepoTree, path: &str) {
+        if let Some(id) = tree.ids.get(path) {
+            self.inputs.entry(path.to_owned()).or_insert_with(|| id.clone());
         }
     }
 
-    fn lockfiles(
-        &mut self,
-        files: &BTreeMap<String, String>,
-        text: impl Fn(&str) -> Result<String, WorkspaceError>,
-    ) -> Result<(), WorkspaceError> {
-        for path in files.keys() {
-            let (dir, name) = path.rsplit_once('/').unwrap_or(("", path));
-            if is_foreign(dir) {
+    /// Adds the tools of all projects, and their steps unless palisade.toml says `auto = false`.
+    fn add_projects(&mut self, tree: &RepoTree, settings: &RepoSettings) -> Result<(), WorkspaceError> {
+        let found = find_projects(tree, &settings.prepare)?;
+        for project in &found.projects {
+            let plan = Plan::make(tree, project, &settings.prepare)?;
+            self.add_tool(project);
+            for requirement in plan.requirements {
+                let same = |known: &&_| **known == requirement;
+                if !self.requirements.iter().any(|known| same(&known)) {
+                    self.requirements.push(requirement);
+                }
+            }
+            if settings.prepare.auto && !project.is_skipped {
+                self.steps.extend(plan.steps);
+                self.notes.extend(plan.notes);
+                plan.inputs.iter().for_each(|path| self.add_input(tree, path));
+            }
+        }
+        if settings.prepare.auto {
+            self.notes.extend(found.notes);
+            self.note_unknown(tree, settings);
+        }
+        self.add_venv(settings);
+        Ok(())
+    }
+
+    /// Adds a project's tool. Registries and variables belong to the tool, because commands need them, too.
+    fn add_tool(&mut self, project: &Project) {
+        let ecosystem = project.ecosystem;
+        self.tools.insert(ecosystem.tool);
+        if self.path.is_empty() {
+            self.path.push(LOCAL_BIN);
+        }
+        self.allow.extend(ecosystem.hosts.iter().map(|host| (*host).to_owned()));
+        self.env.extend(ecosystem.env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
+    }
+
+    /// Adds the virtual environment of Python, into which steps and commands install.
+    fn add_venv(&mut self, settings: &RepoSettings) {
+        if !self.tools.contains(&PYTHON) {
+            return;
+        }
+        // Python of the virtual environment comes before one that a step installs.
+        self.path.insert(0, VENV_BIN);
+        let of_python = self.steps.iter().filter(|step| step.tool == Some(PYTHON));
+        let required = of_python.clone().any(|step| step.weight == StepWeight::Required);
+        if of_python.count() > 0 || !settings.prepare.commands.is_empty() {
+            let weight = if required { StepWeight::Required } else { StepWeight::Optional };
+            self.steps.insert(0, venv_step(weight));
+        }
+    }
+
+    /// Notes the manifests at the root for which there is no step.
+    fn note_unknown(&mut self, tree: &RepoTree, settings: &RepoSettings) {
+        let at_root =
+            tree.ids.keys().filter(|path| !path.contains('/') && !settings.prepare.is_skipped(path));
+        for path in at_root {
+            let Some((_, line)) = WITHOUT_STEP.iter().find(|(ending, _)| path.ends_with(ending)) else {
+                continue;
+            };
+            if path.ends_with(".gemspec") && tree.has("Gemfile") {
                 continue;
             }
-            let at = |name: &str| if dir.is_empty() { name.to_owned() } else { format!("{dir}/{name}") };
-            if name.starts_with("requirements") && name.ends_with(".txt") {
-                self.requirements(dir, name);
-                self.input(files, path);
-            }
-            if let Some(lock) =
-                LOCKFILES.iter().find(|lock| lock.name == name && files.contains_key(&at(lock.beside[0])))
-            {
-                lock.beside.iter().for_each(|name| self.input(files, &at(name)));
-                self.input(files, path);
-                let beside = LockfileContext { lock: text(path)?, manifest: text(&at(lock.beside[0]))? };
-                // Vendored Go modules need no download.
-                let vendored = lock.tool == GO && files.contains_key(&at("vendor/modules.txt"));
-                self.lockfile(dir, lock, (!vendored).then(|| (lock.line)(&beside)));
-            }
-        }
-        self.places();
-        Ok(())
-    }
-
-    fn lockfile(&mut self, dir: &str, lock: &Lockfile, line: Option<String>) {
-        self.tools.insert(lock.tool);
-        self.env.extend(lock.env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
-        if let Some(line) = line {
-            self.steps.push(PrepareStep { dir: dir.to_owned(), line, tool: Some(lock.tool) });
-            self.allow.extend(lock.hosts.iter().map(|host| (*host).to_owned()));
+            self.notes.push(format!(
+                "not installed: the packages of {}; palisade.toml: [prepare] commands = [\"{line}\"], allow = [\"HOST:443\"]",
+                proto::text::visible(path)
+            ));
         }
     }
 
-    /// Adds the directories of installed programs to `PATH`.
-    fn places(&mut self) {
-        if self.tools.contains(&PYTHON) {
-            self.steps.insert(
-                0,
-                PrepareStep { dir: String::new(), line: lockfiles::fresh_venv(), tool: Some(PYTHON) },
-            );
-            self.path.insert("/home/user/.venv/bin");
-            self.env.insert("VIRTUAL_ENV".into(), VENV.into());
-        }
-        if self.tools.iter().any(|tool| ["node", "python"].contains(&tool.language)) {
-            self.path.insert(LOCAL_BIN);
-        }
-    }
-
-    fn requirements(&mut self, dir: &str, name: &str) {
-        self.tools.insert(PYTHON);
-        self.allow.extend(lockfiles::pypi());
-        self.steps.push(PrepareStep {
-            dir: dir.to_owned(),
-            line: lockfiles::requirements(name),
-            tool: Some(PYTHON),
-        });
-    }
-
-    fn devcontainer(
-        &mut self,
-        place: &str,
-        text: &str,
-        files: &BTreeMap<String, String>,
-    ) -> Result<(), WorkspaceError> {
+    fn add_devcontainer(&mut self, place: &str, text: &str, tree: &RepoTree) -> Result<(), WorkspaceError> {
         self.container = devcontainer::read(place, text)?;
-        self.input(files, place);
-        self.steps.extend(self.container.create.iter().map(PrepareStep::plain));
+        self.add_input(tree, place);
+        // A dev container whose command fails comes up, too.
+        let commands = self.container.create.iter().cloned();
+        self.steps.extend(commands.map(|line| command_step(line, StepWeight::Optional)));
         Ok(())
     }
 
-    fn settings(&mut self, settings: RepoSettings, files: &BTreeMap<String, String>) {
-        self.input(files, "palisade.toml");
-        settings.prepare.inputs.iter().for_each(|path| self.input(files, path));
-        self.steps.extend(settings.prepare.commands.into_iter().map(PrepareStep::plain));
+    fn add_settings(&mut self, settings: RepoSettings, tree: &RepoTree) {
+        self.add_input(tree, SETTINGS_FILE);
+        settings.prepare.inputs.iter().for_each(|path| self.add_input(tree, path));
+        let commands = settings.prepare.commands.into_iter();
+        self.steps.extend(commands.map(|line| command_step(line, StepWeight::Required)));
         self.allow.extend(settings.prepare.allow);
         self.env.extend(settings.env);
-        self.test = settings.test.command.or_else(|| lockfiles::usual_test(files));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn found(paths: &[&str]) -> Needs {
-        let files = paths.iter().map(|path| ((*path).to_owned(), format!("id of {path}"))).collect();
-        let mut needs = Needs::default();
-        needs.lockfiles(&files, |_| Ok(String::new())).unwrap();
-        needs
-    }
-
-    #[test]
-    fn lockfiles_of_a_monorepo_are_found_and_those_of_others_are_not() {
-        let needs = found(&[
-            "Cargo.lock",
-            "Cargo.toml",
-            "web/package-lock.json",
-            "web/package.json",
-            "api/requirements.txt",
-            "api/requirements-dev.txt",
-            "go/go.sum",
-            "go/go.mod",
-            "go/vendor/modules.txt",
-            "web/node_modules/x/package-lock.json",
-            "web/node_modules/x/package.json",
-            "lonely/Cargo.lock",
-        ]);
-        let steps: Vec<(&str, &str)> = needs
-            .steps
-            .iter()
-            .map(|step| (step.dir.as_str(), step.line.split(' ').next().unwrap()))
-            .collect();
-        let pip = "/home/user/.venv/bin/pip";
-        assert_eq!(steps, [("", "python3"), ("", "cargo"), ("api", pip), ("api", pip), ("web", "npm")]);
-        assert_eq!(
-            needs.tools.iter().map(|tool| tool.language).collect::<Vec<_>>(),
-            ["cargo", "go", "node", "python"]
-        );
-        assert!(needs.allow.contains("pypi.org:443") && !needs.allow.contains("proxy.golang.org:443"));
-        assert!(
-            needs.inputs.contains_key("web/package.json") && !needs.inputs.contains_key("lonely/Cargo.lock")
-        );
-    }
-
-    #[test]
-    fn the_devcontainer_is_the_usual_one_or_the_only_one() {
-        let files = |paths: &[&str]| {
-            devcontainer_of(&paths.iter().map(|path| ((*path).to_owned(), String::new())).collect())
-        };
-        assert_eq!(
-            files(&[".devcontainer.json", ".devcontainer/a/devcontainer.json"]).as_deref(),
-            Some(".devcontainer.json")
-        );
-        assert_eq!(
-            files(&[".devcontainer/a/devcontainer.json"]).as_deref(),
-            Some(".devcontainer/a/devcontainer.json")
-        );
-        assert_eq!(files(&[".devcontainer/a/devcontainer.json", ".devcontainer/b/devcontainer.json"]), None);
+        self.network = settings.network;
+        self.test = settings.test.command.or_else(|| usual_test(tree));
     }
 }
