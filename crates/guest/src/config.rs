@@ -6,7 +6,7 @@
 use std::{
     fs::File,
     io::{self, Read},
-    net::SocketAddr,
+    net::{SocketAddr, UdpSocket},
     os::unix::{ffi::OsStringExt, net::UnixListener},
     path::PathBuf,
     sync::Arc,
@@ -55,6 +55,8 @@ pub struct GuestOptions {
     pub config: Arc<GuestConfig>,
     /// The endpoint at which it listens.
     pub listener: Listener,
+    /// The socket on which programs of the Body ask for names.
+    pub resolver: Option<UdpSocket>,
     /// Overlays of which it reports changed files to git's fsmonitor.
     pub followed: Vec<crate::fsmonitor::FollowedOverlay>,
 }
@@ -67,11 +69,13 @@ pub fn read() -> Result<GuestOptions, ConfigError> {
         [b"--config", file, b"--unix", path] => Ok(GuestOptions {
             config: parse(File::open(path_of(file)).map_err(ConfigError::Read)?)?.into(),
             listener: unix(UnixListener::bind(path_of(path)).map_err(ConfigError::Listen)?)?,
+            resolver: None,
             followed: Vec::new(),
         }),
         [b"--config", file, b"--tcp", address] => Ok(GuestOptions {
             config: parse(File::open(path_of(file)).map_err(ConfigError::Read)?)?.into(),
             listener: tcp(&String::from_utf8_lossy(address)).map_err(ConfigError::Listen)?,
+            resolver: None,
             followed: Vec::new(),
         }),
         _ => Err(ConfigError::Usage),

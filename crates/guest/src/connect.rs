@@ -18,7 +18,7 @@ use proto::{
 
 pub use proto::connect::{Code, Codec, ConnectError, MessageFraming, end_envelope};
 
-use crate::reply::{HttpReply, ReplyBody};
+use crate::reply::{HttpReply, PlainRefusal, ReplyBody};
 
 /// Longest message either way.
 pub const MESSAGE_LEN_MAX: usize = 16 << 20;
@@ -28,6 +28,11 @@ const MESSAGE_WAIT: Duration = Duration::from_secs(60);
 /// Reads the content type of a call; `None` is a type outside of Connect.
 pub fn kind_of(headers: &HeaderMap) -> Option<(Codec, MessageFraming)> {
     connect::parse_content_type(headers.get(header::CONTENT_TYPE)?.to_str().ok()?)
+}
+
+/// 404: the service has no such method.
+pub fn unknown_method() -> HttpReply {
+    PlainRefusal::new(StatusCode::NOT_FOUND, "no such method").reply()
 }
 
 /// 415, and the types that the call takes.

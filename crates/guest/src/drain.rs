@@ -6,12 +6,25 @@
 use std::time::Duration;
 
 use http_body_util::BodyExt;
-use hyper::body::{Bytes, Incoming};
+use hyper::{
+    Request,
+    body::{Body, Bytes, Incoming},
+};
+
+use crate::reply::HttpReply;
 
 /// Most bytes that are drained, and how long the next chunk and all of them may take.
 const LEN_MAX: usize = 1 << 30;
 const PIECE_WAIT: Duration = Duration::from_secs(10);
 const WAIT: Duration = Duration::from_secs(60);
+
+/// Refuses a request whose body no service reads.
+pub fn refuse(request: Request<Incoming>, reply: HttpReply) -> HttpReply {
+    if !request.body().is_end_stream() {
+        read_on(request.into_body());
+    }
+    reply
+}
 
 /// Reads the rest of the request and discards it, in parallel with the answer.
 pub fn read_on(mut body: Incoming) {

@@ -15,22 +15,28 @@ mod config;
 mod connect;
 mod dial;
 mod drain;
+mod file_calls;
 mod files;
 mod forward;
 pub mod fsmonitor;
 mod init;
 mod metrics;
+mod name_tunnel;
 mod paths;
 mod process;
+mod process_list;
 mod query;
 mod ready;
+mod redirect;
 mod reply;
+pub mod resolver;
 mod server;
 mod tree;
+mod tunnel;
 mod users;
 pub mod vm;
 
-use std::{os::unix::net::UnixListener, time::Duration};
+use std::{net::UdpSocket, os::unix::net::UnixListener, time::Duration};
 
 use proto::guest::GuestConfig;
 use tokio::task::LocalSet;
@@ -47,10 +53,12 @@ const HELPER_KEPT: Duration = Duration::from_millis(500);
 pub fn serve(
     config: GuestConfig,
     listener: UnixListener,
+    resolver: Option<UdpSocket>,
     followed: Vec<fsmonitor::FollowedOverlay>,
     begun: impl FnOnce(),
 ) -> Result<(), ConfigError> {
-    run(GuestOptions { config: config.into(), listener: config::unix(listener)?, followed }, begun)
+    let listener = config::unix(listener)?;
+    run(GuestOptions { config: config.into(), listener, resolver, followed }, begun)
 }
 
 /// Runs the guest with the options of the command line, for tests and developers.

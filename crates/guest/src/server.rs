@@ -36,10 +36,11 @@ use tokio::{
 use crate::{
     auth,
     config::{GuestOptions, Listener},
-    connect, dial, files, init, metrics, process,
+    connect, dial, drain, file_calls, files, init, metrics, process, process_list,
     query::UrlQuery,
     ready::ready,
     reply::{self, HttpReply, PlainRefusal, ReplyBody},
+    resolver::Resolver,
     tree,
 };
 
@@ -47,7 +48,8 @@ const CONNECTIONS_MAX: usize = 1024;
 /// Longer than the SDKs keep idle connections, so that they close them first and never write into a closed one.
 const HEAD_WAIT: Duration = Duration::from_secs(150);
 const HEADERS_MAX: usize = 128;
-const BUFFER_LEN_MAX: usize = 128 * 1024;
+/// As long as the head that `pal serve` accepts.
+const BUFFER_LEN_MAX: usize = 256 * 1024;
 const IDLE_WAIT: Duration = Duration::from_secs(1);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -57,10 +59,13 @@ pub struct GuestServer {
     config: RefCell<Arc<GuestConfig>>,
     pub processes: process::Processes,
     pub watchers: files::Watchers,
+    pub file_calls: file_calls::FileCalls,
     pub reaper: init::Reaper,
     pub load: RefCell<metrics::CpuLoad>,
     /// The microVM in which the guest is init, if it is in one.
     pub machine: RefCell<Option<Rc<crate::vm::GuestMachine>>>,
+    /// Answers name lookups of programs.
+    pub resolver: Rc<Resolver>,
     started: Instant,
     connections: Cell<usize>,
     /// Requests that are being answered now.
@@ -79,9 +84,11 @@ pub async fn serve(order: GuestOptions) -> io::Result<()> {
         config: RefCell::new(order.config),
         processes: process::Processes::default(),
         watchers: files::Watchers::default(),
+        file_calls: file_calls::FileCalls::default(),
         reaper: init::Reaper::default(),
         load: RefCell::default(),
         machine: RefCell::default(),
+        resolver: Rc::default(),
         started: Instant::now(),
         connections: Cell::new(0),
         turns: Cell::new(0),
@@ -92,8 +99,12 @@ pub async fn serve(order: GuestOptions) -> io::Result<()> {
     });
     // Reads the user files now: the first request would otherwise wait until the kernel has read them from disk.
     drop(crate::users::find(&guest.config().user));
-    if let Some(forward) = guest.config().forward.clone() {
+    // In a microVM the forwarded port comes with the channel.
+    if let Some(forward) = guest.config().forward.clone().filter(|_| !crate::vm::is_machine()) {
         tokio::task::spawn_local(crate::forward::serve(forward));
+    }
+    if let Some(socket) = order.resolver {
+        tokio::task::spawn_local(guest.resolver.clone().serve(socket));
     }
     if !order.followed.is_empty() {
         tokio::task::spawn_local(crate::fsmonitor::serve(order.followed));
@@ -285,7 +296,7 @@ async fn answer(guest: Rc<GuestServer>, request: Request<Incoming>) -> HttpReply
         let token = config.token.as_deref();
         match auth::check_token(token, request.method(), request.uri().path(), request.headers()) {
             Ok(()) => route(guest, request).await,
-            Err(refusal) => refusal.reply(),
+            Err(refusal) => drain::refuse(request, refusal.reply()),
         }
     };
     reply::allow_browsers(&mut reply);
@@ -296,20 +307,18 @@ async fn route(guest: Rc<GuestServer>, request: Request<Incoming>) -> HttpReply 
     let path = request.uri().path().to_owned();
     let parts: Vec<&str> = path.split('/').skip(1).collect();
     match (request.method(), &parts[..]) {
-        (&Method::POST, ["process.Process", method]) => {
-            process::call(guest, method, request).await.unwrap_or_else(unknown_method)
+        (&Method::POST, ["process.Process", method]) => process::call(guest, method, request).await,
+        (&Method::POST, ["filesystem.Filesystem", method]) => files::call(guest, method, request).await,
+        (_, ["process.Process" | "filesystem.Filesystem", _]) => {
+            drain::refuse(request, reply::empty(StatusCode::METHOD_NOT_ALLOWED))
         }
-        (&Method::POST, ["filesystem.Filesystem", method]) => {
-            files::call(guest, method, request).await.unwrap_or_else(unknown_method)
-        }
-        (_, ["process.Process" | "filesystem.Filesystem", _]) => reply::empty(StatusCode::METHOD_NOT_ALLOWED),
         (&Method::GET, ["health"]) => reply::empty(StatusCode::NO_CONTENT),
         (&Method::GET, ["envs"]) => reply::json(&process::body_environment(&guest.config())),
         (&Method::GET, ["metrics"]) => metrics::answer(&guest).await,
         (&Method::GET, ["files"]) => files::download(&guest, request).await,
         (&Method::POST, ["files"]) => files::upload(&guest, request).await,
         (_, ["v1", rest @ ..]) => route_own_service(guest, rest, request).await,
-        _ => PlainRefusal::new(StatusCode::NOT_FOUND, "not found").reply(),
+        _ => drain::refuse(request, PlainRefusal::new(StatusCode::NOT_FOUND, "not found").reply()),
     }
 }
 
@@ -326,6 +335,9 @@ async fn route_own_service(guest: Rc<GuestServer>, path: &[&str], request: Reque
             )),
             None => PlainRefusal::new(StatusCode::NOT_FOUND, "this Body is not a microVM").reply(),
         },
+        (&Method::POST, ["files", "call"]) => file_calls::answer(guest, request).await,
+        (&Method::POST, ["kept", method]) => process::call_kept(guest, method, request).await,
+        (&Method::GET, ["processes"]) => process_list::answer().await,
         (&Method::POST, ["shutdown"]) => shutdown(&guest, request.into_body()).await,
         (&Method::GET, ["dial"]) => dial::answer(&query, request).await,
         (&Method::GET, ["tree"]) => tree::send(&guest, &query).await,
@@ -359,8 +371,4 @@ async fn shutdown(guest: &GuestServer, body: Incoming) -> HttpReply {
             reply
         }
     }
-}
-
-fn unknown_method() -> HttpReply {
-    PlainRefusal::new(StatusCode::NOT_FOUND, "no such method").reply()
 }

@@ -127,6 +127,14 @@ async fn what_is_not_a_file_is_refused_at_once() {
     for (name, status) in [("fifo", 400), ("socket", 400), ("", 400), ("none", 404), ("config.json/x", 404)] {
         assert_eq!(guest.ask("GET", &uri(&guest, name), "").await.0, status, "{name}");
     }
+    std::os::unix::fs::symlink("loop", guest.dir.join("loop")).unwrap();
+    std::os::unix::fs::symlink("there", guest.dir.join("back")).unwrap();
+    std::os::unix::fs::symlink("back", guest.dir.join("there")).unwrap();
+    let long = "x".repeat(300);
+    for name in ["loop", "back", "there/below", &long] {
+        assert_eq!(guest.ask("GET", &uri(&guest, name), "").await.0, 400, "{name}");
+        assert_eq!(guest.ask_with("POST", &uri(&guest, name), &OCTETS, "x").await.0, 400, "{name}");
+    }
     assert_eq!(guest.ask("GET", "/files?path=/dev/zero", "").await.0, 400);
     assert_eq!(guest.ask("GET", "/files?path=/a%00b", "").await.0, 400);
     assert_eq!(guest.ask_with("POST", &uri(&guest, "fifo"), &OCTETS, "x").await.0, 400);
@@ -140,8 +148,18 @@ async fn what_is_not_a_file_is_refused_at_once() {
 
 #[tokio::test]
 async fn who_sends_everything_before_it_listens_hears_why_it_was_refused() {
-    let guest = TestGuest::start();
-    for asked in ["POST /files?path=/proc/none/x", "PUT /v1/tree?path=/proc/none/x"] {
+    let (open, closed) = (TestGuest::start(), TestGuest::start_with(json!({"token": "tok"})));
+    for (guest, asked) in [
+        (&open, "POST /files?path=/proc/none/x"),
+        (&open, "PUT /v1/tree?path=/proc/none/x"),
+        (&open, "POST /process.Process/None"),
+        (&open, "POST /process.Process/List"),
+        (&open, "PUT /filesystem.Filesystem/Stat"),
+        (&open, "POST /none"),
+        (&closed, "POST /files?path=/x"),
+        (&closed, "POST /process.Process/Start"),
+        (&closed, "POST /filesystem.Filesystem/Stat"),
+    ] {
         let mut stream = guest.connect().await;
         let (piece, pieces) = ([7; 64 << 10], 256);
         let head = format!(

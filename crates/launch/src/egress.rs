@@ -1,13 +1,13 @@
 //! The supervisor's side of a Body's egress proxy: it starts `pal-egress`, restarts it when it dies, and ends it with
 //! the Body.
 //!
-//! Invariant: the supervisor holds the listening socket, so connections wait while no proxy accepts them; they go
-//! nowhere else.
+//! Invariant: the supervisor holds every socket on which the proxy accepts connections, so they wait while no proxy
+//! runs; they go nowhere else.
 //! Invariant: `pal-egress` holds a pidfd of the Body's first process, so it ends with the Body even if the supervisor
 //! was killed; no process restarts it then.
 
 use std::{
-    fs::File,
+    fs::{File, Permissions},
     io::{self, BufRead, BufReader, Read, Write},
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
@@ -24,11 +24,15 @@ use std::{
 
 use proto::{
     Mechanism,
-    egress::{EgressAnswer, PROGRAM, SHARED, SOCKET, SPOOL},
+    egress::{
+        CONTROL, EgressAnswer, EgressOrders, MESSAGE_LEN_MAX, ORDERS, PROGRAM, SHARED, SOCKET, SPOOL,
+        TRANSPARENT,
+    },
     launch::{EgressPlan, LaunchPlan},
 };
 use rustix::{
     event::{PollFd, PollFlags, Timespec},
+    fs::SeekFrom,
     process::{Pid, Signal, WaitOptions},
 };
 
@@ -48,14 +52,24 @@ const SOUND_AFTER: Duration = Duration::from_secs(10);
 /// The egress proxy of a running Body.
 pub struct EgressProxy {
     plan: EgressPlan,
-    listener: OwnedFd,
-    spool: OwnedFd,
+    files: EgressFiles,
     log: OwnedFd,
     /// A pidfd of the Body's first process.
     body: OwnedFd,
+    /// The redirected sockets of a transparent network; empty without one.
+    redirected: Vec<OwnedFd>,
     state: State,
     /// The pause before the next restart.
     pause: Duration,
+}
+
+/// The files that the proxy uses in its directory.
+struct EgressFiles {
+    /// The socket on which programs of the Body connect.
+    listener: OwnedFd,
+    /// The socket on which `pal` sends new orders.
+    control: OwnedFd,
+    spool: OwnedFd,
 }
 
 enum State {
@@ -79,17 +93,22 @@ struct StartedProxy {
 impl EgressProxy {
     /// Starts the proxy of the Body whose first process is `body`, if the plan has one, and waits until it has
     /// confined itself.
-    pub fn start(plan: &LaunchPlan, body: BorrowedFd<'_>) -> Result<Option<(Self, Mechanism)>, StepError> {
+    pub fn start(
+        plan: &LaunchPlan,
+        body: BorrowedFd<'_>,
+        redirected: Vec<OwnedFd>,
+    ) -> Result<Option<(Self, Mechanism)>, StepError> {
         let Some(plan) = &plan.egress else { return Ok(None) };
         let step = "start the egress proxy";
-        let (listener, spool) = open(&plan.dir).step("open the socket and the spool of the egress proxy")?;
+        let files =
+            EgressFiles::open(&plan.dir).step("open the sockets and the spool of the egress proxy")?;
         let log = File::options().append(true).create(true).open("guest.log").step("open the guest's log")?;
         let mut proxy = Self {
             plan: plan.clone(),
-            listener,
-            spool,
+            files,
             log: log.into(),
             body: body.try_clone_to_owned().step(step)?,
+            redirected,
             state: State::Waiting(Instant::now()),
             pause: PAUSE_MIN,
         };
@@ -104,9 +123,11 @@ impl EgressProxy {
     }
 
     fn spawn(&self) -> io::Result<StartedProxy> {
+        let orders = read_orders(&self.plan.dir)?;
         let (socket, far) = UnixStream::pair()?;
         let child = Command::new("/proc/self/exe")
             .arg0(PROGRAM)
+            .args((!self.redirected.is_empty()).then_some(TRANSPARENT))
             .env_clear()
             .current_dir("/")
             .stdin(Stdio::from(OwnedFd::from(far)))
@@ -115,18 +136,20 @@ impl EgressProxy {
             .spawn()?;
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::NotFound)?;
         let process = ProxyProcess { pid, handle: sys::process::open(pid)?, since: Instant::now() };
-        let told = self.tell(&socket);
+        let told = self.tell(&socket, &orders);
         if told.is_err() {
             end(&process);
         }
         told.map(|()| StartedProxy { process, socket })
     }
 
-    fn tell(&self, mut socket: &UnixStream) -> io::Result<()> {
-        for fd in [&self.listener, &self.spool, &self.body] {
+    fn tell(&self, mut socket: &UnixStream, orders: &EgressOrders) -> io::Result<()> {
+        self.files.rewind()?;
+        let EgressFiles { listener, control, spool } = &self.files;
+        for fd in [listener, spool, &self.body, control].into_iter().chain(&self.redirected) {
             sys::fd::send(socket.as_fd(), fd.as_fd())?;
         }
-        let mut line = serde_json::to_vec(&self.plan.orders)?;
+        let mut line = serde_json::to_vec(orders)?;
         line.push(b'\n');
         socket.write_all(&line)
     }
@@ -173,12 +196,15 @@ impl EgressProxy {
         self.pause = (2 * self.pause).min(PAUSE_MAX);
     }
 
-    /// Waits until the proxy has ended; called after the end of its Body.
+    /// Waits until the proxy has ended, and removes its sockets; called after the end of its Body.
     pub fn end(self) {
-        let State::Running(process) = &self.state else { return };
-        let _ = rustix::event::poll(&mut [PollFd::new(&process.handle, PollFlags::IN)], Some(&END_PATIENCE));
-        end(process);
+        if let State::Running(process) = &self.state {
+            let mut watched = [PollFd::new(&process.handle, PollFlags::IN)];
+            let _ = rustix::event::poll(&mut watched, Some(&END_PATIENCE));
+            end(process);
+        }
         let _ = std::fs::remove_file(self.plan.dir.join(SHARED).join(SOCKET));
+        let _ = std::fs::remove_file(self.plan.dir.join(CONTROL));
     }
 }
 
@@ -187,21 +213,43 @@ fn end(process: &ProxyProcess) {
     let _ = rustix::process::waitpid(Some(process.pid), WaitOptions::empty());
 }
 
-/// Opens the listening socket, in place of one that an earlier run of the Body left, and the spool.
-fn open(dir: &Path) -> io::Result<(OwnedFd, OwnedFd)> {
-    let spool = File::options().append(true).create(true).open(dir.join(SPOOL))?;
-    spool.set_permissions(std::fs::Permissions::from_mode(0o600))?;
-    let socket = dir.join(SHARED).join(SOCKET);
-    match std::fs::remove_file(&socket) {
+impl EgressFiles {
+    fn open(dir: &Path) -> io::Result<Self> {
+        // Read by a restarted proxy, which gives a name the address that it had.
+        let spool = File::options().read(true).append(true).create(true).open(dir.join(SPOOL))?;
+        spool.set_permissions(Permissions::from_mode(0o600))?;
+        Ok(Self {
+            // Programs of the Body connect with ids other than ours.
+            listener: listen(&dir.join(SHARED), SOCKET, 0o666)?,
+            control: listen(dir, CONTROL, 0o600)?,
+            spool: spool.into(),
+        })
+    }
+
+    /// Lets the next proxy read the spool from its beginning: all proxies share one position in it. Lines are appended
+    /// wherever it is.
+    fn rewind(&self) -> io::Result<()> {
+        Ok(rustix::fs::seek(&self.spool, SeekFrom::Start(0)).map(drop)?)
+    }
+}
+
+/// Opens a listening socket, in place of one that an earlier run of the Body left.
+fn listen(dir: &Path, name: &str, mode: u32) -> io::Result<OwnedFd> {
+    let path = dir.join(name);
+    match std::fs::remove_file(&path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
     // Bound through a descriptor, because a socket's path may have at most 107 bytes.
-    let shared = sys::fd::open_path(&dir.join(SHARED))?;
-    let listener = UnixListener::bind(sys::fd::path_of(shared.as_fd()).join(SOCKET))?;
-    // Programs of the Body connect with ids other than ours.
-    std::fs::set_permissions(&socket, std::fs::Permissions::from_mode(0o666))?;
-    Ok((listener.into(), spool.into()))
+    let dir = sys::fd::open_path(dir)?;
+    let listener = UnixListener::bind(sys::fd::path_of(dir.as_fd()).join(name))?;
+    std::fs::set_permissions(&path, Permissions::from_mode(mode))?;
+    Ok(listener.into())
+}
+
+/// Reads the newest orders, which `pal` replaces atomically.
+fn read_orders(dir: &Path) -> io::Result<EgressOrders> {
+    Ok(serde_json::from_str(&sys::fd::read_small(&dir.join(ORDERS), MESSAGE_LEN_MAX)?)?)
 }
 
 fn read_answer(socket: &UnixStream) -> io::Result<EgressAnswer> {
@@ -221,5 +269,61 @@ fn mechanism(landlock: i64) -> Mechanism {
             name,
             format!("{held}; Landlock ABI {abi}: files below the resolver's directories, to read"),
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileTypeExt;
+
+    use proto::egress::Flush;
+
+    use super::*;
+
+    fn scratch(name: &str) -> std::path::PathBuf {
+        let dir = std::env::temp_dir().join(format!("palisade-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(dir.join(SHARED)).unwrap();
+        dir
+    }
+
+    #[test]
+    fn the_sockets_of_an_earlier_run_are_replaced() {
+        // Longer than the path of a socket may be.
+        let dir = scratch(&"long".repeat(30));
+        for _ in 0..2 {
+            let files = EgressFiles::open(&dir).unwrap();
+            for (path, mode) in [(dir.join(SHARED).join(SOCKET), 0o666), (dir.join(CONTROL), 0o600)] {
+                let found = path.metadata().unwrap();
+                assert!(found.file_type().is_socket());
+                assert_eq!(found.permissions().mode() & 0o777, mode, "{path:?}");
+            }
+            File::from(files.spool).write_all(b"one\n").unwrap();
+        }
+        let files = EgressFiles::open(&dir).unwrap();
+        for _ in 0..2 {
+            files.rewind().unwrap();
+            // As a proxy does, which has a duplicate.
+            let mut spool = File::from(files.spool.try_clone().unwrap());
+            let mut first = [0; 4];
+            spool.read_exact(&mut first).unwrap();
+            assert_eq!(&first, b"one\n");
+            spool.write_all(b"two\n").unwrap();
+        }
+        assert_eq!(std::fs::read(dir.join(SPOOL)).unwrap(), b"one\none\ntwo\ntwo\n");
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn orders_are_the_newest_and_bounded() {
+        let dir = scratch("orders");
+        assert_eq!(read_orders(&dir).unwrap_err().kind(), io::ErrorKind::NotFound);
+        for generation in 1..3 {
+            let orders = EgressOrders { rules: Vec::new(), generation, flush: Flush::Kernel };
+            sys::fd::write_whole(&dir.join(ORDERS), &serde_json::to_vec_pretty(&orders).unwrap()).unwrap();
+            assert_eq!(read_orders(&dir).unwrap(), orders);
+        }
+        std::fs::write(dir.join(ORDERS), vec![b' '; MESSAGE_LEN_MAX as usize + 1]).unwrap();
+        assert_eq!(read_orders(&dir).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
+        std::fs::remove_dir_all(dir).unwrap();
     }
 }

@@ -9,6 +9,7 @@ use std::{
     fs::File,
     io::{self, Read, Write},
     mem::ManuallyDrop,
+    net::UdpSocket,
     os::{
         fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
         unix::net::UnixListener,
@@ -18,7 +19,7 @@ use std::{
 
 use guest::fsmonitor::FollowedOverlay;
 use proto::{
-    Mechanism,
+    Mechanism, MechanismStatus,
     launch::{LaunchFailure, LaunchPlan},
     spec::USER_ID,
     vm::StartReport,
@@ -33,6 +34,7 @@ use crate::{
     network::NetnsPassage,
     report::{StepError, StepExt},
     root::{self, AssembledRoot},
+    transparent,
     vm::{self, VmmInput, sidecar::Sidecar},
 };
 
@@ -230,13 +232,26 @@ fn prepare_root(
     root::enter(plan).step("enter the Body's root")?;
     rustix::system::sethostname(plan.body.as_str().as_bytes()).step("set the host name")?;
     NetnsPassage::enter(network.as_fd())?;
+    let transparent = transparent::is_wanted(plan).then(|| transparent::set_up(network.as_fd()));
+    let resolver = bind_resolver(plan, transparent.as_ref());
     told.extend(namespace_mechanisms());
+    told.extend(transparent);
     // Sidecars start while namespaces can still be created.
     let mut beside = vm::virtiofs_daemons::start(plan)?;
     beside.extend(vm::firecracker_jail::start(plan)?);
     told.extend(lock_down::limits(plan)?);
     told.extend(lock_down::privileges(plan)?);
-    Ok(PreparedInit { told, followed, beside })
+    Ok(PreparedInit { told, followed, beside, resolver })
+}
+
+/// Binds the socket on which the guest answers name lookups, while the capability for its port is there. In a
+/// transparent network the egress proxy answers them, and a microVM has a loopback of its own.
+fn bind_resolver(plan: &LaunchPlan, transparent: Option<&Mechanism>) -> Option<UdpSocket> {
+    let is_transparent = transparent.is_some_and(|told| told.state == MechanismStatus::Enforced);
+    if is_transparent || plan.vm.is_some() {
+        return None;
+    }
+    UdpSocket::bind(guest::resolver::ADDRESS).ok()
 }
 
 /// A Body that is complete but for its guest.
@@ -245,6 +260,8 @@ struct PreparedInit {
     followed: Vec<FollowedOverlay>,
     /// The processes that share directories with a microVM or jail its hypervisor.
     beside: Vec<Sidecar>,
+    /// The socket on which the Body's programs ask the guest for names.
+    resolver: Option<UdpSocket>,
 }
 
 /// Becomes root of the Body if it has one, otherwise its only user.
@@ -276,9 +293,9 @@ fn exec_guest(
     prepared: PreparedInit,
     filter: &SeccompFilter,
 ) -> StepError {
-    let PreparedInit { told: mechanisms, followed, beside } = prepared;
-    let GuestFds { listener, tell, control, followed, mut beside } =
-        match close_other_fds(inherited_fds, tell, followed, beside) {
+    let PreparedInit { told: mechanisms, followed, beside, resolver } = prepared;
+    let GuestFds { listener, tell, control, resolver, followed, mut beside } =
+        match close_other_fds(inherited_fds, tell, resolver, followed, beside) {
             Ok(kept) => kept,
             Err(error) => return error,
         };
@@ -298,7 +315,7 @@ fn exec_guest(
     }
     // The launcher reads this pipe to its end, and takes that for the start of the guest.
     let begun = move || drop(send_report(&tell, &InitReport::Done(mechanisms, None)));
-    let code = match guest::serve(plan.config, listener, followed, begun) {
+    let code = match guest::serve(plan.config, listener, resolver, followed, begun) {
         Ok(()) => 0,
         Err(error) => {
             let _ = writeln!(io::stderr(), "pal-guest: {error}");
@@ -326,14 +343,16 @@ fn run_vmm(input: VmmInput, tell: OwnedFd, mut mechanisms: Vec<Mechanism>) -> i3
 const TELL_FD: RawFd = 4;
 const LISTEN_FD: RawFd = 3;
 const CONTROL_FD: RawFd = 5;
+const RESOLVER_FD: RawFd = 6;
 /// From here on, one after another: the directories of followed overlays, and the output of sidecars.
-const VIEWS_FD: RawFd = 6;
+const VIEWS_FD: RawFd = 7;
 
 /// The descriptors of the host that the guest or the VMM process keeps.
 struct GuestFds {
     listener: UnixListener,
     tell: OwnedFd,
     control: Option<UnixListener>,
+    resolver: Option<UdpSocket>,
     followed: Vec<FollowedOverlay>,
     beside: Vec<Sidecar>,
 }
@@ -343,6 +362,7 @@ struct GuestFds {
 fn close_other_fds(
     inherited_fds: InheritedFds,
     tell: &OwnedFd,
+    resolver: Option<UdpSocket>,
     followed: Vec<FollowedOverlay>,
     beside: Vec<Sidecar>,
 ) -> Result<GuestFds, StepError> {
@@ -358,6 +378,8 @@ fn close_other_fds(
     let has_control = inherited_fds.control.is_some();
     // Its number is always taken, so that the numbers after it are always the same.
     let control = high(inherited_fds.control.as_ref().unwrap_or(&null).as_fd())?;
+    let has_resolver = resolver.is_some();
+    let names = high(resolver.as_ref().map_or(null.as_fd(), AsFd::as_fd))?;
     let all = followed.iter().flat_map(|followed| [&followed.upper].into_iter().chain(&followed.lowers));
     let all = all.chain(beside.iter().map(|one| &one.said));
     let all = all.map(|view| high(view.as_fd())).collect::<Result<Vec<_>, _>>()?;
@@ -367,6 +389,7 @@ fn close_other_fds(
     sys::fd::place(listener, LISTEN_FD).step("place the socket")?;
     sys::fd::place(tell, TELL_FD).step("place the pipe")?;
     sys::fd::place(control, CONTROL_FD).step("place the second socket")?;
+    sys::fd::place(names, RESOLVER_FD).step("place the socket for names")?;
     for (view, number) in all.into_iter().zip(VIEWS_FD..) {
         sys::fd::place(view, number).step("place a followed directory")?;
     }
@@ -376,7 +399,7 @@ fn close_other_fds(
         .collect();
     let pids: Vec<_> = beside.iter().map(|one| one.pid).collect();
     // These descriptors are closed below, by number.
-    std::mem::forget((inherited_fds, null, followed, beside));
+    std::mem::forget((inherited_fds, null, resolver, followed, beside));
     sys::fd::close_from(views).step("close the other descriptors")?;
     let take = |number| -> Result<OwnedFd, StepError> {
         let fd = sys::fd::inherited(number).step("take a descriptor")?;
@@ -384,6 +407,7 @@ fn close_other_fds(
         Ok(fd)
     };
     let control = Some(take(CONTROL_FD)?).filter(|_| has_control).map(UnixListener::from);
+    let resolver = Some(take(RESOLVER_FD)?).filter(|_| has_resolver).map(UdpSocket::from);
     let mut numbers = VIEWS_FD..;
     let mut next = || numbers.next().map_or_else(|| take(RawFd::MAX), &take);
     let mut views = Vec::new();
@@ -399,5 +423,12 @@ fn close_other_fds(
     }
     let beside =
         pids.into_iter().map(|pid| next().map(|said| Sidecar { pid, said })).collect::<Result<_, _>>()?;
-    Ok(GuestFds { listener: take(LISTEN_FD)?.into(), tell: take(TELL_FD)?, control, followed: views, beside })
+    Ok(GuestFds {
+        listener: take(LISTEN_FD)?.into(),
+        tell: take(TELL_FD)?,
+        control,
+        resolver,
+        followed: views,
+        beside,
+    })
 }

@@ -80,7 +80,14 @@ pub fn mount_all(plan: &LaunchPlan, trees: &LowerDirs) -> Result<Vec<Mechanism>,
     sys::mount::mount_new("tmpfs", Path::new("dev/shm"), KERNEL, &options).step("mount /dev/shm")?;
     for (mount, named) in plan.mounts.iter().zip(&trees.mounts) {
         let step = || format!("mount {}", mount.target.display());
-        mount_named(named.tree.as_fd(), &mount.target).step(step())?;
+        mount_named(named.tree.as_fd(), &mount.target).step(step()).map_err(|error| {
+            match error.cause().kind() {
+                io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied => {
+                    error.hint("the mount point cannot be made there: choose another one, such as /mnt/NAME")
+                }
+                _ => error,
+            }
+        })?;
         for hold in &named.holds {
             sys::mount::attach(hold.tree.as_fd(), &sys::fd::path_of(hold.place.as_fd())).step(step())?;
         }

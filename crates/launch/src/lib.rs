@@ -22,6 +22,7 @@ mod network;
 mod report;
 mod root;
 mod supervisor;
+mod transparent;
 mod unpack;
 mod userns_fs;
 mod vm;

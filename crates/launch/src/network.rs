@@ -21,11 +21,13 @@ use sys::namespace::ForkResult;
 
 use crate::report::{StepError, StepExt};
 
-/// The socket pair through which the helper sends the namespace to the first process.
+/// The socket pair through which the helper sends the namespace to the first process, and the first process sends its
+/// redirected sockets to the supervisor.
 pub struct NetnsPassage {
     /// The end of the first process.
     pub take: OwnedFd,
-    send: OwnedFd,
+    /// The end of the helper and the supervisor.
+    pub send: OwnedFd,
 }
 
 impl NetnsPassage {

@@ -161,7 +161,7 @@ fn place_seeds(plan: &LaunchPlan, upper: BorrowedFd<'_>, seed: &SeedEntry) -> Re
 fn place_seed(plan: &LaunchPlan, above: BorrowedFd<'_>, name: &str, seed: &SeedEntry) -> io::Result<()> {
     let put = match seed {
         SeedEntry::Dir { mode, owner, .. } => make_dir(plan, above, name, *mode, *owner),
-        SeedEntry::Link { target, .. } => rustix::fs::symlinkat(target, above, name).map_err(io::Error::from),
+        SeedEntry::Link { target, .. } => make_link(above, name, target),
         SeedEntry::File { contents, .. } => make_file(above, name, contents),
         SeedEntry::Hidden { .. } => {
             rustix::fs::mknodat(above, name, FileType::CharacterDevice, Mode::empty(), 0)
@@ -191,6 +191,16 @@ fn make_dir(plan: &LaunchPlan, upper: BorrowedFd<'_>, path: &str, mode: u32, own
     Ok(())
 }
 
+/// Makes a link. An empty directory gives way: it was a mount point, before the host's directory became a link.
+fn make_link(upper: BorrowedFd<'_>, path: &str, target: &str) -> io::Result<()> {
+    match rustix::fs::symlinkat(target, upper, path) {
+        Err(Errno::EXIST) if rustix::fs::unlinkat(upper, path, AtFlags::REMOVEDIR).is_ok() => {
+            Ok(rustix::fs::symlinkat(target, upper, path)?)
+        }
+        made => Ok(made?),
+    }
+}
+
 fn make_file(upper: BorrowedFd<'_>, path: &str, contents: &str) -> io::Result<()> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
     let file = rustix::fs::openat(upper, path, flags, Mode::from_raw_mode(0o644))?;
@@ -217,14 +227,16 @@ fn mount_area(stack: &MountSources<'_>, area: &OverlayMount) -> Result<Option<Me
         rustix::process::chdir(&place).step("enter the root's directory")?;
         return Ok(None);
     }
-    // On the path to a deeper mount point, an earlier run of the Body may have left a link.
-    let held = if area.at.contains('/') && area.kind == OverlayAccess::Private && !is_host_place(area) {
-        Some(crate::kernel_mounts::make_place(Path::new(&area.at), true).step(step())?)
-    } else {
-        None
+    // On the path to a mount point, an earlier run of the Body may have left a link.
+    let held = match make_area_place(area) {
+        Ok(held) => held,
+        Err(error) if is_host_place(area) => return Ok(Some(hidden_record(area, &error))),
+        Err(error) => return Err(error).step(step()),
     };
-    let place =
-        held.as_ref().map_or_else(|| Path::new(".").join(&area.at), |held| sys::fd::path_of(held.as_fd()));
+    let place = sys::fd::path_of(held.as_fd());
+    if is_host_place(area) && area.lowers.last().is_some_and(|lower| !lower.path.is_dir()) {
+        return Ok(Some(hidden_record(area, &io::ErrorKind::NotFound.into())));
+    }
     if area.kind == OverlayAccess::ReadOnly {
         return bind_read_only(area, &place).map(|()| None);
     }
@@ -236,6 +248,31 @@ fn mount_area(stack: &MountSources<'_>, area: &OverlayMount) -> Result<Option<Me
         }
         Err(error) => Err(error).step(step()),
     }
+}
+
+/// Opens the mount point of an area, and creates it if it is missing. Follows no link.
+fn make_area_place(area: &OverlayMount) -> io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let at = Path::new(".").join(&area.at);
+    let opened =
+        if area.at.contains('/') { Err(Errno::NOENT) } else { rustix::fs::open(&at, flags, Mode::empty()) };
+    match opened {
+        Err(Errno::NOENT) => {
+            let place = crate::kernel_mounts::make_place(Path::new(&area.at), true)?;
+            let kind = FileType::from_raw_mode(rustix::fs::fstat(&place)?.st_mode);
+            if kind == FileType::Directory { Ok(place) } else { Err(io::ErrorKind::NotADirectory.into()) }
+        }
+        opened => Ok(opened?),
+    }
+}
+
+/// The record of a directory of the host that this root cannot show. The Body starts without it.
+fn hidden_record(area: &OverlayMount, error: &io::Error) -> Mechanism {
+    let reason = match error.kind() {
+        io::ErrorKind::NotFound => "the host has lost it".to_owned(),
+        _ => format!("the Body has something else there: {error}"),
+    };
+    Mechanism::degraded(format!("host /{}", area.at), reason)
 }
 
 /// Whether the directory above belongs to the host, so that no Body can change it.

@@ -15,7 +15,7 @@ use std::{
 use proto::{
     Enforcement,
     launch::{CgroupVersion, GuestEnd, LaunchPlan, LaunchReport, LaunchedBody, RunRecord},
-    spec::{IdRange, Ids, Life},
+    spec::{BodyRole, IdRange, Ids, Life},
 };
 use rustix::{
     event::{PollFd, PollFlags, Timespec},
@@ -31,6 +31,7 @@ use crate::{
     lower_dirs,
     network::{NetnsHelper, NetnsPassage},
     report::{StepError, StepExt},
+    transparent,
 };
 
 const PLAN_LEN_MAX: u64 = 4 << 20;
@@ -280,9 +281,12 @@ fn start_body(plan: &LaunchPlan, line: &str, forked: InitProcess) -> Result<Runn
     send_plan(line, &inherited_fds, pipe).step("hand the plan to the Body's first process")?;
     let mut report_pipe = File::from(report_pipe);
     wait_fd_table_split(&handle, &mut report_pipe).step("read the report of the Body's first process")?;
-    drop((inherited_fds, ends));
-    let (egress, held) = EgressProxy::start(plan, handle.as_fd())?.unzip();
+    let (hear, tell, NetnsPassage { take, send }) = ends;
+    drop((inherited_fds, hear, tell, take));
     helper.wait().map_err(explain_namespaces)?;
+    // The first process sends them before it starts the guest.
+    let sockets = if transparent::is_wanted(plan) { transparent::receive(send.as_fd()) } else { Vec::new() };
+    let (egress, held) = EgressProxy::start(plan, handle.as_fd(), sockets)?.unzip();
     // A microVM takes seconds to boot, and the creating `pal` may end meanwhile.
     if plan.vm.is_some()
         && !is_report_ready(&report_pipe).step("read the report of the Body's first process")?
@@ -408,10 +412,10 @@ fn supervise(plan: &LaunchPlan, mut kept: RunningBody) -> ExitCode {
     let ordered = wait(plan, &mut kept, started);
     let directory_removed = ordered == Some(KillReason::Forgotten);
     let ordered = ordered.map(KillReason::end);
-    // A kept Body that was never published is removed. One that was published, and whose `pal start` ended early,
-    // stays.
+    // A kept Body that was never published is removed, and so is one of a step. Another one that was published, and
+    // whose `pal start` or `pal prepare` ended early, stays.
     let owner_gone = matches!(ordered, Some(GuestEnd::Owner))
-        && (plan.life == Life::Run || !Path::new("spec.json").exists());
+        && (plan.life == Life::Run || plan.role == BodyRole::Step || !Path::new("spec.json").exists());
     if owner_gone {
         // In parallel with the kernel, which ends the Body's processes.
         let trash = move_to_trash(plan);
@@ -483,9 +487,48 @@ impl KillReason {
     }
 }
 
+/// The limits that the supervisor enforces: at first those of the plan, later those of the spec, which `pal limit` changes.
+struct SupervisedLimits {
+    wall_ms: Option<u64>,
+    disk_bytes: u64,
+    inodes: u64,
+    /// Inode and time of the spec that was read last: each change of the spec is a new file.
+    spec: Option<(u64, i64, i64)>,
+}
+
+impl SupervisedLimits {
+    fn of(plan: &LaunchPlan) -> Self {
+        Self { wall_ms: plan.wall_ms, disk_bytes: plan.disk_bytes, inodes: plan.inodes, spec: None }
+    }
+
+    /// Reads the spec if it changed. One that cannot be read changes nothing.
+    fn refresh(&mut self, plan: &LaunchPlan) {
+        use std::os::unix::fs::MetadataExt;
+        if plan.upper != proto::launch::Upper::Disk {
+            return;
+        }
+        let path = Path::new("spec.json");
+        let found =
+            path.symlink_metadata().map(|found| (found.ino(), found.ctime(), found.ctime_nsec())).ok();
+        if found.is_none() || found == self.spec {
+            return;
+        }
+        let text = sys::fd::read_small(path, PLAN_LEN_MAX).unwrap_or_default();
+        if let Ok(proto::Spec { limits, .. }) = serde_json::from_str(&text) {
+            *self = Self {
+                wall_ms: limits.wall_ms,
+                disk_bytes: limits.disk.0,
+                inodes: limits.inodes,
+                spec: found,
+            };
+        }
+    }
+}
+
 /// Waits until the guest has ended or must be killed; `None` if it ended by itself.
 fn wait(plan: &LaunchPlan, kept: &mut RunningBody, started: Instant) -> Option<KillReason> {
     let stdin = io::stdin();
+    let mut limits = SupervisedLimits::of(plan);
     let mut trimmed = false;
     // A kept Body ends with its creator until the creator has recorded it and detaches it.
     let mut attached = true;
@@ -503,7 +546,7 @@ fn wait(plan: &LaunchPlan, kept: &mut RunningBody, started: Instant) -> Option<K
             Some(_) => Some(RECORD_AFTER),
             None => (!trimmed).then_some(REST_AFTER),
         };
-        let pause = next_check(plan, started)
+        let pause = next_check(plan, &limits, started)
             .into_iter()
             .chain(rest)
             .chain(proxy.and_then(EgressProxy::next_check))
@@ -532,11 +575,12 @@ fn wait(plan: &LaunchPlan, kept: &mut RunningBody, started: Instant) -> Option<K
             attached = false;
             continue;
         }
-        let order = match (creator_gone, plan.wall_ms) {
+        limits.refresh(plan);
+        let order = match (creator_gone, limits.wall_ms) {
             (true, _) => KillReason::Owner,
             (_, Some(wall)) if started.elapsed() >= Duration::from_millis(wall) => KillReason::Timeout,
             _ if !attached && directory_gone() => KillReason::Forgotten,
-            _ => match exceeds_disk_limit(plan) {
+            _ => match exceeds_disk_limit(plan, &limits) {
                 Some(order) => order,
                 None => continue,
             },
@@ -563,24 +607,24 @@ fn is_removed() -> bool {
 }
 
 /// How long until the next check is due; `None` if only an event can change something.
-fn next_check(plan: &LaunchPlan, started: Instant) -> Option<Duration> {
-    let wall = plan.wall_ms.map(|wall| Duration::from_millis(wall).saturating_sub(started.elapsed()));
+fn next_check(plan: &LaunchPlan, limits: &SupervisedLimits, started: Instant) -> Option<Duration> {
+    let wall = limits.wall_ms.map(|wall| Duration::from_millis(wall).saturating_sub(started.elapsed()));
     let disk = (plan.upper == proto::launch::Upper::Disk).then_some(DISK_CHECK);
     wall.into_iter().chain(disk).min()
 }
 
 /// The limit that the upper on disk exceeds, if any.
-fn exceeds_disk_limit(plan: &LaunchPlan) -> Option<KillReason> {
+fn exceeds_disk_limit(plan: &LaunchPlan, limits: &SupervisedLimits) -> Option<KillReason> {
     if plan.upper != proto::launch::Upper::Disk {
         return None;
     }
     let flags = rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC;
     let upper = rustix::fs::open("disk/upper", flags, rustix::fs::Mode::empty()).ok()?;
     let used = sys::tree::usage(upper.as_fd()).ok()?;
-    if used.bytes > plan.disk_bytes {
+    if used.bytes > limits.disk_bytes {
         Some(KillReason::Disk)
     } else {
-        (used.entries > plan.inodes).then_some(KillReason::Inodes)
+        (used.entries > limits.inodes).then_some(KillReason::Inodes)
     }
 }
 

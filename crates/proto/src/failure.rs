@@ -38,6 +38,9 @@ pub enum Kind {
 /// The name of an incomplete restore in messages and records.
 pub const RESTORE_INCOMPLETE: &str = "RESTORE_INCOMPLETE";
 
+/// The exit code of `pal agent` if the agent waits for a person; no failure has it.
+pub const WAITS_FOR_PERSON: u8 = 3;
+
 impl Kind {
     /// The one table: kind, exit code of `pal`, HTTP status.
     const TABLE: [(Kind, u8, u16); 10] = [
@@ -136,6 +139,7 @@ mod tests {
         codes.sort_unstable();
         codes.dedup();
         assert_eq!(codes.len(), Kind::TABLE.len());
+        assert!(!codes.contains(&WAITS_FOR_PERSON));
         assert_eq!(Kind::Usage.exit_code(), 2);
         assert_eq!(Kind::NotFound.http_status(), 404);
         assert_eq!(Kind::Internal.exit_code(), 120);

@@ -13,9 +13,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     BodyId, Mechanism,
-    egress::EgressOrders,
     guest::GuestConfig,
-    spec::{Ids, Life, Mount},
+    spec::{BodyRole, Ids, Life, Mount},
     vm::{StartReport, VmPlan},
 };
 
@@ -62,6 +61,8 @@ pub struct LaunchPlan {
     pub inodes: u64,
     /// Whether the Body ends with the process that created it.
     pub life: Life,
+    /// The purpose of the Body: one of a step is removed if its creator ends early.
+    pub role: BodyRole,
     /// Mechanisms that are in force besides those of the launcher; the launcher writes the whole record.
     pub mechanisms: Vec<Mechanism>,
     /// The egress proxy of a Body with a policy.
@@ -75,10 +76,8 @@ pub struct LaunchPlan {
 /// The egress proxy of a Body, which the supervisor starts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EgressPlan {
-    /// The proxy's directory on the host; it holds the spool and the directory that the Body sees.
+    /// The proxy's directory on the host; it holds its orders, the spool and the directory that the Body sees.
     pub dir: PathBuf,
-    /// The proxy's orders.
-    pub orders: EgressOrders,
 }
 
 /// A symlink whose target names the owner of a resource.

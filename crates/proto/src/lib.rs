@@ -4,6 +4,7 @@
 //! Trust: everything that crosses a boundary is parsed into one of these types before use.
 
 pub mod base32;
+pub mod body_name;
 pub mod chain;
 pub mod connect;
 pub mod egress;
@@ -12,6 +13,9 @@ pub mod envelope;
 pub mod event;
 pub mod event_data;
 pub mod failure;
+pub mod file_call;
+pub mod file_pattern;
+pub mod file_text;
 pub mod guest;
 pub mod id;
 pub mod launch;
@@ -30,6 +34,7 @@ pub mod vm;
 pub mod wire;
 pub mod workspace;
 
+pub use body_name::BodyName;
 pub use chain::{ChainHead, ChainId};
 pub use enforcement::{Enforcement, Mechanism, MechanismStatus};
 pub use event::{Draft, Event};

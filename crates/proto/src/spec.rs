@@ -6,7 +6,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 use serde_json::{Map, Value};
 
 use crate::{
-    BodyId, Layer, LayerId, Limits, SnapshotId,
+    BodyId, BodyName, Layer, LayerId, Limits, SnapshotId,
+    egress::EgressRule,
     template::BodyBase,
     vm::{Engine, Sharing},
     workspace::Workspace,
@@ -76,10 +77,28 @@ pub enum Network {
 }
 
 /// The egress policy of a Body: a process on the host connects it to these names only.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Egress {
-    /// The names and ports that the Body may reach, as rules of [`crate::egress::Policy`].
+    /// Targets that are allowed without a reason; the only form of earlier versions.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub allow: Vec<String>,
+    /// Further rules.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rules: Vec<EgressRule>,
+    /// The number of the policy: each change has the next one.
+    #[serde(default, skip_serializing_if = "is_first")]
+    pub generation: u64,
+}
+
+fn is_first(generation: &u64) -> bool {
+    *generation == 0
+}
+
+impl Egress {
+    /// All rules, in the order in which they count.
+    pub fn all_rules(&self) -> Vec<EgressRule> {
+        self.allow.iter().map(EgressRule::allow).chain(self.rules.iter().cloned()).collect()
+    }
 }
 
 /// The purpose of a Body.
@@ -89,7 +108,7 @@ pub enum BodyRole {
     /// Work of a user.
     #[default]
     Work,
-    /// One step of a preparation or a build: `pal gc` removes it after the `pal` that created it has ended.
+    /// One step of a preparation or a build: it ends with the `pal` that created it, and its supervisor removes it.
     Step,
 }
 
@@ -119,6 +138,9 @@ pub struct Spec {
     pub v: u32,
     /// The id of the Body.
     pub id: BodyId,
+    /// The name that its user gave it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<BodyName>,
     /// When it was created, RFC 3339.
     pub created_at: String,
     /// The isolation layer.

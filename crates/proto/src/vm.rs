@@ -132,6 +132,9 @@ fn upper() -> String {
     UPPER.to_owned()
 }
 
+/// The begin of the line in [`GuestReceipt::trouble`] that tells why [`GuestReceipt::transparent`] is false.
+pub const NOT_TRANSPARENT: &str = "cannot redirect connections";
+
 /// The guest's receipt, with which it proves that it applied its setup.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GuestReceipt {
@@ -154,6 +157,9 @@ pub struct GuestReceipt {
     /// Steps that failed, as text.
     #[serde(default)]
     pub trouble: Vec<String>,
+    /// Whether its kernel redirects all connections of programs to the egress proxy.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub transparent: bool,
 }
 
 /// A digest of an upper.
@@ -577,6 +583,7 @@ mod tests {
             tree,
             kernel: "6.1".into(),
             trouble: Vec::new(),
+            transparent: false,
         }
     }
 

@@ -18,6 +18,10 @@ pub fn start_ticks(pid: i32) -> io::Result<u64> {
 pub struct ProcessStat {
     /// Its state's letter: `R`, `S`, `Z`, …
     pub state: char,
+    /// The pid of its parent.
+    pub parent: i32,
+    /// Whether it is a thread of the kernel.
+    pub kernel: bool,
     /// Whether it was killed or is exiting: it runs no code of its own any more, whatever its state says.
     pub ending: bool,
     /// Its start time.
@@ -31,30 +35,64 @@ const TICK_MS: u64 = 10;
 
 /// Kernel flags of a process that is exiting (`PF_EXITING`) or has received its fatal signal (`PF_SIGNALED`).
 const ENDING: u64 = 0x4 | 0x400;
+/// The kernel flag of a thread of the kernel (`PF_KTHREAD`).
+const KERNEL: u64 = 0x20_0000;
 /// `SIGKILL` among the pending signals. On a busy host, the process may have to wait for a CPU before it dies.
 const KILLED: u64 = 1 << 8;
 
 /// Reads `/proc/PID/stat`.
 pub fn stat(pid: i32) -> io::Result<ProcessStat> {
     let text = read_small(Path::new(&format!("/proc/{pid}/stat")), STAT_LEN_MAX)?;
+    parse_stat(&text)
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "a stat line without its fields"))
+}
+
+fn parse_stat(text: &str) -> Option<ProcessStat> {
     // The name is in parentheses and may contain any byte, so fields are counted from its end.
     let rest = text.rfind(')').map_or("", |at| &text[at + 1..]);
-    let mut fields = rest.split_ascii_whitespace();
-    let state = fields.next().and_then(|field| field.chars().next());
-    let flags: Option<u64> = fields.nth(5).and_then(|field| field.parse().ok());
-    let used: Option<u64> = fields.nth(4).and_then(|field| field.parse().ok());
-    let used_by_kernel: Option<u64> = fields.next().and_then(|field| field.parse().ok());
-    let ticks = fields.nth(6).and_then(|field| field.parse().ok());
-    let signals: Option<u64> = fields.nth(8).and_then(|field| field.parse().ok());
-    let busy = used.zip(used_by_kernel).map(|(own, kernel)| Duration::from_millis((own + kernel) * TICK_MS));
-    let ending = flags.zip(signals).map(|(flags, signals)| flags & ENDING != 0 || signals & KILLED != 0);
-    let stat = |(((state, ending), busy), ticks)| ProcessStat { state, ending, ticks, busy };
-    state
-        .zip(ending)
-        .zip(busy)
-        .zip(ticks)
-        .map(stat)
-        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "a stat line without its fields"))
+    let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
+    let number = |at: usize| fields.get(at)?.parse::<u64>().ok();
+    let flags = number(6)?;
+    Some(ProcessStat {
+        state: fields.first()?.chars().next()?,
+        parent: fields.get(1)?.parse().ok()?,
+        kernel: flags & KERNEL != 0,
+        ending: flags & ENDING != 0 || number(28)? & KILLED != 0,
+        ticks: number(19)?,
+        busy: Duration::from_millis((number(11)? + number(12)?) * TICK_MS),
+    })
+}
+
+/// The time since a process started that began at these ticks.
+pub fn age(ticks: u64) -> Duration {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    let now = Duration::new(u64::try_from(now.tv_sec).unwrap_or(0), u32::try_from(now.tv_nsec).unwrap_or(0));
+    now.saturating_sub(Duration::from_millis(ticks * TICK_MS))
+}
+
+/// The pids of all processes that the caller sees, in order.
+pub fn pids() -> io::Result<BTreeSet<i32>> {
+    let entries = std::fs::read_dir("/proc")?;
+    Ok(entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
+}
+
+/// Fields of `/proc/PID/status`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ProcessStatus {
+    /// Its effective user id.
+    pub user: u32,
+    /// Its resident memory in bytes; 0 for a zombie.
+    pub resident: u64,
+}
+
+/// Reads `/proc/PID/status`; `None` if the process has ended.
+pub fn status(pid: i32) -> Option<ProcessStatus> {
+    let text = read_status(pid)?;
+    let user = *user_ids_in(&text)?.get(1)?;
+    let kib = text
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    Some(ProcessStatus { user, resident: kib.unwrap_or(0) * 1024 })
 }
 
 /// Whether a thread of a process runs or is ready to run.
@@ -87,7 +125,14 @@ pub fn user_ids_in_use() -> io::Result<BTreeSet<u32>> {
 
 /// The user ids of a process: real, effective, saved, file system. `None` if it has ended.
 fn user_ids(pid: i32) -> Option<Vec<u32>> {
-    let text = read_small(Path::new(&format!("/proc/{pid}/status")), STATUS_LEN_MAX).ok()?;
+    user_ids_in(&read_status(pid)?)
+}
+
+fn read_status(pid: i32) -> Option<String> {
+    read_small(Path::new(&format!("/proc/{pid}/status")), STATUS_LEN_MAX).ok()
+}
+
+fn user_ids_in(text: &str) -> Option<Vec<u32>> {
     let line = text.lines().find_map(|line| line.strip_prefix("Uid:"))?;
     Some(line.split_ascii_whitespace().filter_map(|id| id.parse().ok()).collect())
 }

@@ -4,10 +4,12 @@
 //! neither a long path nor a swapped link leads elsewhere.
 
 mod copy;
+mod newest;
 mod remove;
 mod usage;
 
 pub use copy::{copy, copy_open};
+pub use newest::newest_change;
 pub use remove::remove;
 pub use usage::{TreeUsage, usage};
 

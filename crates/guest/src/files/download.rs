@@ -176,6 +176,12 @@ fn open(path: &Path) -> Result<File, PlainRefusal> {
             io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
                 PlainRefusal::new(StatusCode::NOT_FOUND, format!("path '{}' does not exist", path.display()))
             }
+            io::ErrorKind::InvalidFilename | io::ErrorKind::InvalidInput => {
+                PlainRefusal::bad(format!("error opening file '{}': {error}", path.display()))
+            }
+            _ if super::is_link_loop(&error) => {
+                PlainRefusal::bad(format!("path '{}' leads through too many symbolic links", path.display()))
+            }
             // NXIO means a socket, or a device without a driver.
             _ if error.raw_os_error() == Some(rustix::io::Errno::NXIO.raw_os_error()) => {
                 PlainRefusal::bad(format!("path '{}' is not a regular file", path.display()))

@@ -31,6 +31,7 @@ use crate::{
 };
 
 pub use download::download;
+pub use remove::{is_dots, remove_at};
 pub use rpc::{call, on_helper};
 pub use upload::upload;
 pub use watchers::Watchers;
@@ -101,6 +102,11 @@ pub fn user_and_path(
     users::check_reachable(&user).map_err(plain)?;
     let path = paths::resolve(path, &user, workdir).map_err(plain)?;
     Ok((user, path))
+}
+
+/// Whether a path leads through too many symbolic links.
+fn is_link_loop(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error())
 }
 
 fn now() -> i64 {

@@ -158,7 +158,7 @@ pub fn fault(what: &str, error: &io::Error) -> ConnectError {
             Code::InvalidArgument
         }
         ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => Code::PermissionDenied,
-        _ if error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error()) => Code::FailedPrecondition,
+        _ if super::is_link_loop(error) => Code::FailedPrecondition,
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Code::ResourceExhausted,
         _ => Code::Internal,
     };

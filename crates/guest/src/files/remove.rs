@@ -6,8 +6,9 @@
 use std::{
     ffi::{CStr, CString},
     io,
-    os::fd::OwnedFd,
+    os::fd::{AsFd, OwnedFd},
     path::Path,
+    time::Instant,
 };
 
 use rustix::{
@@ -17,28 +18,39 @@ use rustix::{
 
 /// Removes the file or tree at `path`; a missing path is no error.
 pub fn remove(path: &Path) -> io::Result<()> {
-    match rustix::fs::unlinkat(CWD, path, AtFlags::empty()) {
+    remove_at(CWD, path, None)
+}
+
+/// Removes the file or tree at `path` from a directory, until that takes too long; a missing path is no error.
+pub fn remove_at(
+    above: impl AsFd,
+    path: impl rustix::path::Arg + Copy,
+    until: Option<Instant>,
+) -> io::Result<()> {
+    let unlinked = match rustix::fs::unlinkat(&above, path, AtFlags::empty()) {
         Ok(()) | Err(Errno::NOENT | Errno::NOTDIR) => return Ok(()),
-        Err(Errno::ISDIR | Errno::PERM) => {}
+        Err(error @ (Errno::ISDIR | Errno::PERM)) => error,
         Err(error) => return Err(error.into()),
-    }
-    match open_dir(CWD, path) {
-        Ok(dir) => empty(dir)?,
+    };
+    match open_dir(&above, path) {
+        Ok(dir) => empty(dir, until)?,
         Err(Errno::NOENT) => return Ok(()),
+        // It is a file that may not be removed.
+        Err(Errno::NOTDIR | Errno::LOOP) => return Err(unlinked.into()),
         Err(error) => return Err(error.into()),
     }
-    match rustix::fs::unlinkat(CWD, path, AtFlags::REMOVEDIR) {
+    match rustix::fs::unlinkat(&above, path, AtFlags::REMOVEDIR) {
         Ok(()) | Err(Errno::NOENT) => Ok(()),
         Err(error) => Err(error.into()),
     }
 }
 
 /// Empties a directory. It goes back up through `..`, so each level costs a name in memory and no descriptor.
-fn empty(root: OwnedFd) -> io::Result<()> {
+fn empty(root: OwnedFd, until: Option<Instant>) -> io::Result<()> {
     let mut here = root;
     let mut way: Vec<(CString, u64, u64)> = Vec::new();
     loop {
-        if let Some(name) = clear_files(&here)? {
+        if let Some(name) = clear_files(&here, until)? {
             let id = rustix::fs::fstat(&here)?;
             match open_dir(&here, name.as_c_str()) {
                 Ok(below) => {
@@ -65,9 +77,15 @@ fn empty(root: OwnedFd) -> io::Result<()> {
 }
 
 /// Unlinks entries until it finds a directory, and returns that directory's name.
-fn clear_files(dir: &OwnedFd) -> io::Result<Option<CString>> {
+fn clear_files(dir: &OwnedFd, until: Option<Instant>) -> io::Result<Option<CString>> {
     for entry in Dir::read_from(dir)? {
         let entry = entry?;
+        if until.is_some_and(|until| Instant::now() > until) {
+            return Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                "it took too long; a part of the tree is left",
+            ));
+        }
         let name = entry.file_name();
         if is_dots(name) {
             continue;
@@ -85,7 +103,7 @@ fn clear_files(dir: &OwnedFd) -> io::Result<Option<CString>> {
     Ok(None)
 }
 
-fn open_dir(dir: impl std::os::fd::AsFd, name: impl rustix::path::Arg) -> rustix::io::Result<OwnedFd> {
+fn open_dir(dir: impl AsFd, name: impl rustix::path::Arg) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     rustix::fs::openat(dir, name, flags, Mode::empty())
 }

@@ -20,32 +20,33 @@ use crate::{
     auth,
     connect::{
         Codec, ConnectError, MessageFraming, Messages, check_encoding, keepalive_of, kind_of, stream_reply,
-        unary_reply, unsupported_type, whole,
+        unary_reply, unknown_method, unsupported_type, whole,
     },
+    drain,
     reply::{HttpReply, ReplyBody},
     server::GuestServer,
     users,
 };
 
-/// Answers one call; `None` if there is no such method.
-pub async fn call(guest: Rc<GuestServer>, method: &str, request: Request<Incoming>) -> Option<HttpReply> {
+/// Answers one call.
+pub async fn call(guest: Rc<GuestServer>, method: &str, request: Request<Incoming>) -> HttpReply {
     let shape = match method {
         "Stat" | "MakeDir" | "Move" | "ListDir" | "Remove" => MessageFraming::Unary,
         "CreateWatcher" | "GetWatcherEvents" | "RemoveWatcher" => MessageFraming::Unary,
         "WatchDir" => MessageFraming::Stream,
-        _ => return None,
+        _ => return drain::refuse(request, unknown_method()),
     };
     let codec = match kind_of(request.headers()) {
         Some((codec, asked)) if asked == shape => codec,
-        _ => return Some(unsupported_type(shape)),
+        _ => return drain::refuse(request, unsupported_type(shape)),
     };
     let encoding = check_encoding(request.headers());
-    Some(match (shape, encoding) {
-        (MessageFraming::Unary, Err(fault)) => unary_reply(codec, Err(fault)),
-        (MessageFraming::Stream, Err(fault)) => stream_reply(codec, Err(fault)),
+    match (shape, encoding) {
+        (MessageFraming::Unary, Err(fault)) => drain::refuse(request, unary_reply(codec, Err(fault))),
+        (MessageFraming::Stream, Err(fault)) => drain::refuse(request, stream_reply(codec, Err(fault))),
         (MessageFraming::Unary, Ok(())) => unary_reply(codec, unary(&guest, method, codec, request).await),
         (MessageFraming::Stream, Ok(())) => stream_reply(codec, watch_dir(&guest, codec, request).await),
-    })
+    }
 }
 
 async fn unary(

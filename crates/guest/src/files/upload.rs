@@ -397,7 +397,11 @@ fn open(path: &Path, user: &GuestUser) -> Result<(File, UploadDestination), Plai
 fn create_error(what: &str, error: &io::Error) -> PlainRefusal {
     let status = match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => StatusCode::INSUFFICIENT_STORAGE,
-        io::ErrorKind::NotADirectory | io::ErrorKind::InvalidFilename => StatusCode::BAD_REQUEST,
+        io::ErrorKind::NotADirectory | io::ErrorKind::InvalidFilename | io::ErrorKind::InvalidInput => {
+            StatusCode::BAD_REQUEST
+        }
+        _ if super::is_link_loop(error) => StatusCode::BAD_REQUEST,
+        io::ErrorKind::ExecutableFileBusy => StatusCode::CONFLICT,
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => StatusCode::FORBIDDEN,
         _ => StatusCode::INTERNAL_SERVER_ERROR,
     };

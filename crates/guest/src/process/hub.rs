@@ -4,6 +4,7 @@
 //! does not grow the guest's memory; a listener that left is noticed at once and costs nothing.
 //! Output that was handed to a connection counts as received. When the last listener leaves, output that still waits
 //! in its queue goes back into the ring.
+//! A kept command has a tape instead of the ring: each new listener first receives all of it.
 //! The newest output of a terminal is kept besides, whether it was received or not, so that a replay can rebuild the
 //! screen.
 
@@ -13,7 +14,7 @@ use bytes::Bytes;
 use proto::wire::process::process_event::EndEvent;
 use tokio::sync::mpsc::{self, error::TrySendError};
 
-use super::{GuestProcess, OutputSource};
+use super::{GuestProcess, Keeping, OutputSource, tape::Tape};
 use crate::connect::{Code, ConnectError};
 
 /// Pieces that may wait for one listener; a piece holds at most 32 KiB.
@@ -44,23 +45,50 @@ pub struct Hub {
     listeners: Vec<(u64, mpsc::Sender<OutputPiece>)>,
     next_id: u64,
     ring: Ring,
+    /// The output of a kept command.
+    tape: Option<Tape>,
     /// The newest output of a terminal.
     recent: VecDeque<u8>,
     end: Option<EndEvent>,
 }
 
 impl Hub {
-    pub fn new(ring_bytes: u64) -> Self {
+    pub fn new(ring_bytes: u64, keeping: Keeping) -> Self {
         Self {
             listeners: Vec::new(),
             next_id: 0,
             ring: Ring::new(ring_bytes),
+            tape: (keeping == Keeping::Kept).then(Tape::default),
             recent: VecDeque::new(),
             end: None,
         }
     }
 
-    fn remember(&mut self, (stream, bytes): &OutputPiece) {
+    /// The hub of a command that has ended, with its output.
+    pub fn of_ended(tape: Tape, end: EndEvent) -> Self {
+        Self { tape: Some(tape), end: Some(end), ..Self::new(0, Keeping::Kept) }
+    }
+
+    /// The end of the process, if it has ended.
+    pub fn end(&self) -> Option<EndEvent> {
+        self.end.clone()
+    }
+
+    /// The output of a kept command.
+    pub fn tape(&self) -> Option<&Tape> {
+        self.tape.as_ref()
+    }
+
+    /// The output of a kept command, to change it.
+    pub fn tape_mut(&mut self) -> Option<&mut Tape> {
+        self.tape.as_mut()
+    }
+
+    fn remember(&mut self, piece: &OutputPiece) {
+        if let Some(tape) = &mut self.tape {
+            return tape.push(piece);
+        }
+        let (stream, bytes) = piece;
         if *stream == OutputSource::Pty {
             self.recent.extend(bytes);
             self.recent.drain(..self.recent.len().saturating_sub(RECENT_LEN_MAX));
@@ -70,6 +98,9 @@ impl Hub {
     /// Takes the output for a replay. Unreceived and recent output both end at the newest byte, so the longer one
     /// contains the other.
     fn missed(&mut self, since: ReplayStart) -> (VecDeque<OutputPiece>, usize) {
+        if let Some(tape) = &self.tape {
+            return (tape.pieces(), 0);
+        }
         let unheard = self.ring.take();
         let len = length(&unheard);
         if since == ReplayStart::Recent && self.recent.len() > len {
@@ -112,6 +143,7 @@ impl GuestProcess {
             hub.remember(&piece);
             hub.offer(&piece)
         };
+        self.news.notify_waiters();
         // A full listener may have left while we waited for it; then the piece must go elsewhere.
         while let Some((id, sender)) = full.pop() {
             if sender.send(piece.clone()).await.is_err() {
@@ -119,7 +151,7 @@ impl GuestProcess {
             }
         }
         let mut hub = self.hub.borrow_mut();
-        if hub.listeners.is_empty() && hub.end.is_none() {
+        if hub.listeners.is_empty() && hub.end.is_none() && hub.tape.is_none() {
             hub.ring.push(piece);
         }
     }
@@ -143,7 +175,7 @@ impl GuestProcess {
 
     /// The end of the process, if it has ended.
     pub fn end(&self) -> Option<EndEvent> {
-        self.hub.borrow().end.clone()
+        self.hub.borrow().end()
     }
 }
 
@@ -159,12 +191,19 @@ pub struct Listener {
     unheard: usize,
 }
 
+impl Listener {
+    /// Whether no other listener is left.
+    pub fn is_last(&self) -> bool {
+        self.process.hub.borrow().listeners.iter().all(|(id, _)| *id == self.id)
+    }
+}
+
 impl Drop for Listener {
     fn drop(&mut self) {
         let mut hub = self.process.hub.borrow_mut();
         hub.drop_listener(self.id);
         self.receiver.close();
-        if !hub.listeners.is_empty() {
+        if !hub.listeners.is_empty() || hub.tape.is_some() {
             return;
         }
         // Replayed output was received before, so it does not go back into the ring.
@@ -249,7 +288,7 @@ mod tests {
     #[test]
     fn a_replay_holds_what_was_heard_and_what_was_not() {
         let piece = |text: &'static str| (OutputSource::Pty, Bytes::from_static(text.as_bytes()));
-        let mut hub = Hub::new(1000);
+        let mut hub = Hub::new(1000, Keeping::No);
         hub.remember(&piece("heard "));
         hub.remember(&piece("unheard"));
         hub.ring.push(piece("unheard"));

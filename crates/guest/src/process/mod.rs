@@ -8,11 +8,13 @@
 
 mod hub;
 mod input;
+mod kept;
 mod program;
 mod pump;
 mod rpc;
 mod start;
 mod stream;
+mod tape;
 
 use std::{
     cell::{Cell, RefCell},
@@ -31,7 +33,8 @@ use crate::{
     init::Exit,
 };
 
-pub use rpc::{body_environment, call};
+pub use rpc::{body_environment, call, call_kept};
+pub use start::credentials;
 
 /// Most processes at once.
 const RUNNING_MAX: usize = 4096;
@@ -59,6 +62,16 @@ pub struct GuestProcess {
     input: input::StdinHandle,
     leader_gone: Cell<bool>,
     timed_out: Cell<bool>,
+    began: Instant,
+    /// Notified when a kept command writes or ends.
+    news: Notify,
+}
+
+/// Whether a command is kept by its tag.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Keeping {
+    No,
+    Kept,
 }
 
 impl GuestProcess {
@@ -72,6 +85,8 @@ impl GuestProcess {
 pub struct Processes {
     running: RefCell<HashMap<u32, Rc<GuestProcess>>>,
     ended: RefCell<VecDeque<(Instant, Rc<GuestProcess>)>>,
+    /// Kept commands that have ended, oldest first.
+    kept: RefCell<VecDeque<kept::EndedCommand>>,
     changed: Notify,
 }
 
@@ -144,10 +159,13 @@ impl Processes {
         if running.get(&process.pid).is_some_and(|known| Rc::ptr_eq(known, process)) {
             running.remove(&process.pid);
         }
-        let mut ended = self.ended.borrow_mut();
-        ended.push_back((Instant::now(), process.clone()));
-        if ended.len() > ENDED_MAX {
-            ended.pop_front();
+        drop(running);
+        if !self.keep_end(process) {
+            let mut ended = self.ended.borrow_mut();
+            ended.push_back((Instant::now(), process.clone()));
+            if ended.len() > ENDED_MAX {
+                ended.pop_front();
+            }
         }
         self.changed.notify_waiters();
     }
@@ -174,6 +192,11 @@ impl Processes {
         }
         self.forget_old();
         let selector = selector_of(selector)?;
+        if let Selector::Tag(tag) = selector
+            && let Some(process) = self.find_kept(tag)
+        {
+            return Ok(process);
+        }
         let ended = self.ended.borrow();
         let found = ended.iter().rev().find(|(_, process)| selects(selector, process));
         found.map(|(_, process)| process.clone()).ok_or_else(|| not_found(selector))

@@ -20,6 +20,16 @@ use crate::{
 
 const PATH_DEFAULT: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
+/// Variables of programs in a Body without a way out: package managers that try again for minutes fail at once.
+const NO_RETRIES: &[(&str, &str)] = &[
+    ("BUNDLE_RETRY", "0"),
+    ("CARGO_NET_RETRY", "0"),
+    ("PIP_RETRIES", "0"),
+    ("UV_HTTP_RETRIES", "0"),
+    ("YARN_HTTP_RETRY", "0"),
+    ("npm_config_fetch_retries", "0"),
+];
+
 /// Arguments for `execve`.
 #[derive(Debug)]
 pub struct Program {
@@ -63,6 +73,9 @@ fn environment(asked: &ProcessConfig, user: &GuestUser, config: &GuestConfig) ->
         ("USER".to_owned(), user.name.clone()),
         ("LOGNAME".to_owned(), user.name.clone()),
     ]);
+    if config.forward.is_none() {
+        envs.extend(NO_RETRIES.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
+    }
     envs.extend(body_environment(config));
     envs.extend(asked.envs.iter().map(|(name, value)| (name.clone(), value.clone())));
     envs
@@ -138,6 +151,8 @@ fn text(bytes: impl Into<Vec<u8>>) -> Result<CString, ConnectError> {
 
 #[cfg(test)]
 mod tests {
+    use proto::guest::Forward;
+
     use super::*;
 
     fn config() -> GuestConfig {
@@ -149,7 +164,7 @@ mod tests {
             user: "root".into(),
             workdir: None,
             ring_bytes: 0,
-            forward: None,
+            forward: Some(Forward { port: 1, socket: "/x".into(), transparent: false }),
         }
     }
 
@@ -168,6 +183,21 @@ mod tests {
             ["A=body", "B=asked", "E2B_SANDBOX=true", "E2B_SANDBOX_ID=b1", "E2B_TEMPLATE_ID=t", "HOME=/usr"];
         assert_eq!(envs, [&wanted[..], &["LOGNAME=u", &path, "USER=u"]].concat());
         assert_eq!(program.cwd.to_str(), Ok("/usr"));
+    }
+
+    #[test]
+    fn package_managers_try_once_in_a_body_without_a_way_out() {
+        let asked = ProcessConfig {
+            cmd: "sh".into(),
+            envs: [("PIP_RETRIES".to_owned(), "3".to_owned())].into_iter().collect(),
+            ..Default::default()
+        };
+        let (open, closed) = (config(), GuestConfig { forward: None, ..config() });
+        let value =
+            |config: &GuestConfig, name: &str| environment(&asked, &user(), config).get(name).cloned();
+        assert_eq!(value(&closed, "npm_config_fetch_retries").as_deref(), Some("0"));
+        assert_eq!(value(&open, "npm_config_fetch_retries"), None);
+        assert_eq!(value(&closed, "PIP_RETRIES").as_deref(), Some("3"), "the request decides");
     }
 
     #[test]

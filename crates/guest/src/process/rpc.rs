@@ -5,25 +5,28 @@ use std::rc::Rc;
 use bytes::Bytes;
 use hyper::{Request, body::Incoming};
 use proto::{
-    guest::REPLAY,
+    guest::{HANG_UP, REPLAY},
     wire::process::{
         CloseStdinRequest, CloseStdinResponse, ConnectRequest, ListRequest, ListResponse, SendInputRequest,
         SendInputResponse, SendSignalRequest, SendSignalResponse, StartRequest, StreamInputRequest,
-        StreamInputResponse, UpdateRequest, UpdateResponse, stream_input_request::Event,
+        StreamInputResponse, UpdateRequest, UpdateResponse, process_selector::Selector,
+        stream_input_request::Event,
     },
 };
 
 use super::{
+    Keeping,
     hub::ReplayStart,
-    start,
+    kept, not_found, start,
     stream::{ListenCall, ProcessEvents},
 };
 use crate::{
     auth,
     connect::{
         Code, Codec, ConnectError, MessageFraming, Messages, check_encoding, end_envelope, keepalive_of,
-        kind_of, stream_reply, timeout_of, unary_reply, unsupported_type, whole,
+        kind_of, stream_reply, timeout_of, unary_reply, unknown_method, unsupported_type, whole,
     },
+    drain,
     reply::{HttpReply, ReplyBody},
     server::GuestServer,
     users,
@@ -31,29 +34,49 @@ use crate::{
 
 const ENVIRONMENT_MAX: usize = 4096;
 
-/// Answers one call; `None` if there is no such method.
-pub async fn call(guest: Rc<GuestServer>, method: &str, request: Request<Incoming>) -> Option<HttpReply> {
+/// Answers a call about a kept command: `start`, `follow` or `read`.
+pub async fn call_kept(guest: Rc<GuestServer>, method: &str, request: Request<Incoming>) -> HttpReply {
+    if method == "read" {
+        return kept::read(&guest, request).await;
+    }
+    let codec = match kind_of(request.headers()) {
+        Some((codec, MessageFraming::Stream)) => codec,
+        _ => return drain::refuse(request, unsupported_type(MessageFraming::Stream)),
+    };
+    if let Err(fault) = check_encoding(request.headers()) {
+        return drain::refuse(request, stream_reply(codec, Err(fault)));
+    }
+    match method {
+        "start" => stream_reply(codec, start_call(guest, codec, request, Keeping::Kept).await),
+        "follow" => stream_reply(codec, follow_kept(&guest, codec, request).await),
+        _ => drain::refuse(request, unknown_method()),
+    }
+}
+
+/// Answers one call.
+pub async fn call(guest: Rc<GuestServer>, method: &str, request: Request<Incoming>) -> HttpReply {
     let shape = match method {
         "List" | "Update" | "SendInput" | "SendSignal" | "CloseStdin" => MessageFraming::Unary,
         "Start" | "Connect" | "StreamInput" => MessageFraming::Stream,
-        _ => return None,
+        _ => return drain::refuse(request, unknown_method()),
     };
     let codec = match kind_of(request.headers()) {
         Some((codec, asked)) if asked == shape => codec,
-        _ => return Some(unsupported_type(shape)),
+        _ => return drain::refuse(request, unsupported_type(shape)),
     };
     if let Err(fault) = check_encoding(request.headers()) {
-        return Some(match shape {
+        let reply = match shape {
             MessageFraming::Unary => unary_reply(codec, Err(fault)),
             MessageFraming::Stream => stream_reply(codec, Err(fault)),
-        });
+        };
+        return drain::refuse(request, reply);
     }
-    Some(match method {
-        "Start" => stream_reply(codec, start_call(guest, codec, request).await),
+    match method {
+        "Start" => stream_reply(codec, start_call(guest, codec, request, Keeping::No).await),
         "Connect" => stream_reply(codec, connect(&guest, codec, request).await),
         "StreamInput" => stream_reply(codec, stream_input(&guest, codec, request.into_body()).await),
         _ => unary_reply(codec, unary(&guest, method, codec, request.into_body()).await),
-    })
+    }
 }
 
 async fn unary(
@@ -103,14 +126,17 @@ async fn start_call(
     guest: Rc<GuestServer>,
     codec: Codec,
     request: Request<Incoming>,
+    keeping: Keeping,
 ) -> Result<ReplyBody, ConnectError> {
     let age_max = timeout_of(request.headers())?;
     let keepalive = keepalive_of(request.headers());
+    let hang_up = keeping == Keeping::No && request.headers().contains_key(HANG_UP);
     let user = auth::basic_user(request.headers()).unwrap_or_else(|| guest.config().user.clone());
     let asked: StartRequest = codec.decode(&Messages::new(request.into_body()).only().await?)?;
     check(&asked)?;
-    let listener = start::start(guest, asked, users::known(&user)?, age_max).await?;
-    Ok(ReplyBody::pieces(ProcessEvents::new(listener, codec, ListenCall::Start, keepalive)))
+    let listener = start::start(guest, asked, users::known(&user)?, age_max, keeping).await?;
+    let events = ProcessEvents::new(listener, codec, ListenCall::Start, keepalive);
+    Ok(ReplyBody::pieces(if hang_up { events.hang_up_without_caller() } else { events }))
 }
 
 /// Checks a start request before anything is started.
@@ -133,6 +159,23 @@ async fn connect(
     let asked: ConnectRequest = codec.decode(&Messages::new(request.into_body()).only().await?)?;
     let listener = guest.processes.find_any(asked.process.as_ref())?.listen(since)?;
     Ok(ReplyBody::pieces(ProcessEvents::new(listener, codec, ListenCall::Connect, keepalive)))
+}
+
+/// Follows a kept command, from its first kept byte to its end.
+async fn follow_kept(
+    guest: &GuestServer,
+    codec: Codec,
+    request: Request<Incoming>,
+) -> Result<ReplyBody, ConnectError> {
+    let keepalive = keepalive_of(request.headers());
+    let asked: ConnectRequest = codec.decode(&Messages::new(request.into_body()).only().await?)?;
+    let tag = match asked.process.and_then(|process| process.selector) {
+        Some(Selector::Tag(tag)) => tag,
+        _ => return Err(ConnectError::invalid("a kept command is named by its tag")),
+    };
+    let process = guest.processes.find_kept(&tag).ok_or_else(|| not_found(&Selector::Tag(tag)))?;
+    let listener = process.listen(ReplayStart::Unheard)?;
+    Ok(ReplyBody::pieces(ProcessEvents::new(listener, codec, ListenCall::Start, keepalive)))
 }
 
 async fn stream_input(guest: &GuestServer, codec: Codec, body: Incoming) -> Result<ReplyBody, ConnectError> {

@@ -27,12 +27,12 @@ use rustix::{
 };
 use sys::spawn::{ChildCredentials, ControllingTerminal, SpawnCommand, SpawnError, SpawnStep};
 use tokio::{
-    sync::{Mutex, mpsc, oneshot, watch},
+    sync::{Mutex, Notify, mpsc, oneshot, watch},
     time::Instant,
 };
 
 use super::{
-    ENDED_KEPT, GuestProcess, OutputSource, end_event,
+    ENDED_KEPT, GuestProcess, Keeping, OutputSource, end_event,
     hub::{Hub, Listener, ReplayStart},
     input::{StdinHandle, check_size, window},
     program::{self, Program},
@@ -56,6 +56,7 @@ pub async fn start(
     request: StartRequest,
     user: GuestUser,
     age_max: Option<Duration>,
+    keeping: Keeping,
 ) -> Result<Listener, ConnectError> {
     guest.processes.check_room()?;
     if guest.is_ending() {
@@ -64,7 +65,7 @@ pub async fn start(
     let (answer_sender, answer) = oneshot::channel();
     tokio::task::spawn_local(async move {
         // If the caller has left, the send fails and drops the listener, which is what we want.
-        let _ = answer_sender.send(start_and_follow(guest, request, user, age_max).await);
+        let _ = answer_sender.send(start_and_follow(guest, request, user, age_max, keeping).await);
     });
     answer.await.unwrap_or_else(|_| Err(ConnectError::internal("the start was abandoned")))
 }
@@ -74,7 +75,14 @@ async fn start_and_follow(
     request: StartRequest,
     user: GuestUser,
     age_max: Option<Duration>,
+    keeping: Keeping,
 ) -> Result<Listener, ConnectError> {
+    // No task runs between this look and `add`, so a tag is never started twice.
+    if keeping == Keeping::Kept
+        && let Some(known) = guest.processes.find_kept_start(&request)?
+    {
+        return known.listen(ReplayStart::Unheard);
+    }
     let starting = guest.reaper.starting();
     let config = guest.config();
     let begun = Instant::now();
@@ -84,7 +92,7 @@ async fn start_and_follow(
     let pid = spawned.pid;
     let exit = guest.reaper.exit_of(pid, &starting);
     drop(starting);
-    let adopted = match adopt(&guest, request, spawned) {
+    let adopted = match adopt(&guest, request, spawned, keeping) {
         Ok(adopted) => adopted,
         Err(error) => {
             signal(pid, Signal::KILL);
@@ -162,6 +170,24 @@ impl GuestProcess {
         kill_process(pid, signal)
             .map_err(|error| ConnectError::internal(format!("error sending signal: {error}")))
     }
+
+    /// Does what the kernel does when a terminal closes: the leader and the processes in the foreground get SIGHUP,
+    /// and SIGCONT in case they are stopped. A process with a pipe loses its input as well.
+    pub fn hang_up(&self) {
+        let Some(leader) = pid_of(self.pid).filter(|_| !self.leader_gone.get()) else { return };
+        let mut groups = vec![leader];
+        match &self.input {
+            StdinHandle::Terminal { master, .. } => {
+                groups.extend(rustix::termios::tcgetpgrp(master.get_ref()).ok().filter(|pid| *pid != leader));
+            }
+            StdinHandle::Pipe(pipe) => drop(pipe.try_lock().map(|mut pipe| pipe.take())),
+        }
+        for signal in [Signal::HUP, Signal::CONT] {
+            for group in &groups {
+                let _ = kill_process_group(*group, signal);
+            }
+        }
+    }
 }
 
 fn signal(pid: u32, signal: Signal) {
@@ -170,7 +196,12 @@ fn signal(pid: u32, signal: Signal) {
     }
 }
 
-fn adopt(guest: &GuestServer, request: StartRequest, spawned: SpawnedProcess) -> io::Result<AdoptedProcess> {
+fn adopt(
+    guest: &GuestServer,
+    request: StartRequest,
+    spawned: SpawnedProcess,
+    keeping: Keeping,
+) -> io::Result<AdoptedProcess> {
     let watched = |fd: OwnedFd| {
         rustix::io::ioctl_fionbio(&fd, true)?;
         ready(fd)
@@ -193,10 +224,12 @@ fn adopt(guest: &GuestServer, request: StartRequest, spawned: SpawnedProcess) ->
         pid: spawned.pid,
         config: request.process.unwrap_or_default(),
         tag: request.tag,
-        hub: RefCell::new(Hub::new(guest.config().ring_bytes)),
+        hub: RefCell::new(Hub::new(guest.config().ring_bytes, keeping)),
         input,
         leader_gone: Cell::new(false),
         timed_out: Cell::new(false),
+        began: Instant::now(),
+        news: Notify::new(),
     });
     Ok(AdoptedProcess { process, outlets, held })
 }
@@ -268,7 +301,7 @@ fn spawn(
 }
 
 /// `None` if the guest already has the user's ids: in a Body with a single id it could not even set its groups.
-fn credentials(user: &GuestUser) -> Option<ChildCredentials> {
+pub fn credentials(user: &GuestUser) -> Option<ChildCredentials> {
     let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid().as_raw());
     let become_other = user.uid != uid.as_raw() || uid.is_root() && user.gid != gid;
     become_other.then(|| ChildCredentials { uid: user.uid, gid: user.gid, groups: user.groups.clone() })

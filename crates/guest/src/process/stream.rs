@@ -43,6 +43,16 @@ pub struct ProcessEvents {
     last: Instant,
     timer: Pin<Box<Sleep>>,
     over: bool,
+    /// Whether the process is hung up if the caller leaves before its end.
+    hang_up: bool,
+}
+
+impl Drop for ProcessEvents {
+    fn drop(&mut self) {
+        if self.hang_up && !self.over && self.listener.is_last() {
+            self.listener.process.hang_up();
+        }
+    }
 }
 
 impl ProcessEvents {
@@ -55,10 +65,17 @@ impl ProcessEvents {
             last: Instant::now(),
             timer: Box::pin(tokio::time::sleep(keepalive)),
             over: false,
+            hang_up: false,
             listener,
         };
         events.say(Event::Start(StartEvent { pid: events.listener.process.pid }));
         events
+    }
+
+    /// Hangs the process up if the caller leaves before its end.
+    pub fn hang_up_without_caller(mut self) -> Self {
+        self.hang_up = true;
+        self
     }
 
     fn say(&mut self, event: Event) {

@@ -3,13 +3,14 @@
 //! Invariant: the root path may contain symbolic links, as every path of a caller may; below it none is followed.
 //! Each component is opened from its parent with `O_NOFOLLOW`; a link at the place of a file is replaced, never
 //! written through.
+//! Invariant: a tree that does not arrive whole leaves no partial file, and nothing at all if its root is new.
 //! Trust: the tree is hostile. `proto::tree` lets no path escape from it; disk and inode limits bound its size and
 //! count.
 
 use std::{
-    ffi::OsStr,
+    ffi::{CString, OsStr, OsString},
     fs::File,
-    io::{self, Write},
+    io,
     os::{
         fd::{AsFd, OwnedFd},
         unix::ffi::OsStrExt,
@@ -22,10 +23,11 @@ use http_body_util::BodyExt;
 use hyper::{StatusCode, body::Incoming};
 use proto::tree::{TreeItem, TreeReader};
 use rustix::{
-    fs::{AtFlags, CWD, Gid, Mode, OFlags, Uid},
+    fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Uid},
     io::Errno,
 };
 use serde::Serialize;
+use sys::sparse::SparseWriter;
 
 use crate::{
     connect::ConnectError,
@@ -74,12 +76,21 @@ pub async fn receive(guest: &GuestServer, query: &UrlQuery, mut body: Incoming) 
 
 async fn take(mut extract: TreeExtraction, body: &mut Incoming) -> Result<ReceiveTotals, PlainRefusal> {
     loop {
-        let frame = tokio::time::timeout(WAIT, body.frame()).await;
-        let frame = frame.map_err(|_| PlainRefusal::new(StatusCode::REQUEST_TIMEOUT, "the tree stalled"))?;
-        let Some(frame) = frame else { break };
-        let frame = frame.map_err(|error| PlainRefusal::bad(format!("the request was cut: {error}")))?;
-        let Ok(data) = frame.into_data() else { continue };
-        extract = run_on_helper(move || extract.push(&data)).await?;
+        let cut = match tokio::time::timeout(WAIT, body.frame()).await {
+            Ok(None) => break,
+            Ok(Some(Ok(frame))) => {
+                let Ok(data) = frame.into_data() else { continue };
+                extract = run_on_helper(move || extract.push(&data)).await?;
+                continue;
+            }
+            Ok(Some(Err(error))) => PlainRefusal::bad(format!("the request was cut: {error}")),
+            Err(_) => PlainRefusal::new(StatusCode::REQUEST_TIMEOUT, "the tree stalled"),
+        };
+        return run_on_helper(move || {
+            extract.discard();
+            Err(cut)
+        })
+        .await;
     }
     run_on_helper(move || extract.finish()).await
 }
@@ -97,12 +108,34 @@ struct TreeExtraction {
     path: PathBuf,
     user: GuestUser,
     root: Option<OwnedFd>,
+    /// Whether the root is new, so that nothing of it is left if the tree does not arrive whole.
+    root_is_new: bool,
     /// The directory that was used last; trees come directory by directory.
     near: Option<(Vec<u8>, OwnedFd)>,
-    file: Option<(File, u32)>,
+    file: Option<OpenFile>,
     /// Directories that lose write permission at the end, when everything is in them.
     closed: Vec<(Vec<u8>, u32)>,
     received: ReceiveTotals,
+}
+
+/// The file that is being written.
+struct OpenFile {
+    contents: SparseWriter,
+    mode: u32,
+    /// Its place, to remove it if the rest does not arrive.
+    dir: OwnedFd,
+    name: OsString,
+}
+
+impl Drop for TreeExtraction {
+    /// The connection broke while no helper held the tree. Removing may take long, so a helper does it.
+    fn drop(&mut self) {
+        let Some(cleanup) = self.take_cleanup() else { return };
+        match tokio::runtime::Handle::try_current() {
+            Ok(runtime) => drop(runtime.spawn_blocking(cleanup)),
+            Err(_) => cleanup(),
+        }
+    }
 }
 
 impl TreeExtraction {
@@ -113,6 +146,7 @@ impl TreeExtraction {
             path,
             user,
             root: None,
+            root_is_new: false,
             near: None,
             file: None,
             closed: Vec::new(),
@@ -122,15 +156,29 @@ impl TreeExtraction {
 
     fn push(mut self, data: &[u8]) -> Result<Self, PlainRefusal> {
         self.reader.push(data);
+        match self.put_arrived() {
+            Ok(()) => Ok(self),
+            Err(refusal) => {
+                self.discard();
+                Err(refusal)
+            }
+        }
+    }
+
+    fn put_arrived(&mut self) -> Result<(), PlainRefusal> {
         while let Some(item) = self.reader.next().map_err(|error| PlainRefusal::bad(error.to_string()))? {
             let named = describe(&item);
             self.put(item).map_err(|error| write_error(&named, &error))?;
         }
-        Ok(self)
+        Ok(())
     }
 
     fn finish(mut self) -> Result<ReceiveTotals, PlainRefusal> {
-        self.reader.finish().map_err(|error| PlainRefusal::bad(error.to_string()))?;
+        if let Err(error) = self.reader.finish() {
+            self.discard();
+            return Err(PlainRefusal::bad(error.to_string()));
+        }
+        self.root_is_new = false;
         while let Some((path, mode)) = self.closed.pop() {
             let dir = self.dir(&path).map_err(|error| write_error("", &error))?;
             let made = rustix::fs::fchmod(&dir, Mode::from_raw_mode(mode));
@@ -139,22 +187,66 @@ impl TreeExtraction {
         Ok(self.received)
     }
 
+    /// Removes what is partial.
+    fn discard(mut self) {
+        if let Some(cleanup) = self.take_cleanup() {
+            cleanup();
+        }
+    }
+
+    /// The work of removing what is partial, if anything is.
+    fn take_cleanup(&mut self) -> Option<impl FnOnce() + Send + 'static + use<>> {
+        let file = self.file.take();
+        let root = std::mem::take(&mut self.root_is_new).then(|| self.path.clone());
+        (file.is_some() || root.is_some()).then_some({
+            move || {
+                if let Some(OpenFile { dir, name, .. }) = file {
+                    let _ = rustix::fs::unlinkat(&dir, name, AtFlags::empty());
+                }
+                if let Some(root) = root {
+                    let _ = remove_new(&root);
+                }
+            }
+        })
+    }
+
     fn put(&mut self, item: TreeItem) -> io::Result<()> {
         match item {
             TreeItem::Dir { path, mode } => self.put_dir(path, mode),
             TreeItem::File { path, mode } => self.put_file(&path, mode),
             TreeItem::Link { path, target } => self.put_link(&path, &target),
+            TreeItem::Same { path, first } => self.put_same(&path, &first),
+            TreeItem::Size(bytes) => self.check_room(bytes),
             TreeItem::Data(bytes) => {
                 self.received.bytes += bytes.len() as u64;
-                self.file.as_mut().map_or(Ok(()), |(file, _)| file.write_all(&bytes))
+                self.file.as_mut().map_or(Ok(()), |file| file.contents.write(&bytes))
             }
-            TreeItem::FileEnd => match self.file.take() {
-                // Last, because writing and chown both clear the set-id bits.
-                Some((file, mode)) => Ok(rustix::fs::fchmod(&file, Mode::from_raw_mode(mode))?),
-                None => Ok(()),
-            },
-            TreeItem::End => Ok(()),
+            TreeItem::Hole(len) => self.file.as_mut().map_or(Ok(()), |file| file.contents.skip(len)),
+            TreeItem::FileEnd => self.end_file(),
+            TreeItem::Omitted { .. } | TreeItem::End => Ok(()),
         }
+    }
+
+    fn end_file(&mut self) -> io::Result<()> {
+        let Some(OpenFile { contents, mode, dir, name }) = self.file.take() else { return Ok(()) };
+        // The mode last, because writing and chown both clear the set-id bits.
+        let ended = contents
+            .finish()
+            .and_then(|file| rustix::fs::fchmod(&file, Mode::from_raw_mode(mode)).map_err(io::Error::from));
+        if ended.is_err() {
+            let _ = rustix::fs::unlinkat(&dir, name, AtFlags::empty());
+        }
+        ended
+    }
+
+    /// Refuses a tree for which the file system has no room.
+    fn check_room(&self, bytes: u64) -> io::Result<()> {
+        let Some(there) = self.path.ancestors().find(|path| path.exists()) else { return Ok(()) };
+        let room = rustix::fs::statvfs(there)?;
+        if bytes > room.f_bavail.saturating_mul(room.f_frsize) {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        Ok(())
     }
 
     fn put_dir(&mut self, path: Vec<u8>, mode: u32) -> io::Result<()> {
@@ -172,20 +264,39 @@ impl TreeExtraction {
 
     fn put_file(&mut self, path: &[u8], mode: u32) -> io::Result<()> {
         self.received.entries += 1;
-        let file = if path.is_empty() {
+        let (dir, name, more) = if path.is_empty() {
             // The whole tree is one file, so its path is the root that the caller named.
-            if let Some(parent) = self.path.parent() {
-                make_dirs(parent, &self.user)?;
-            }
-            create(CWD, self.path.as_os_str(), OFlags::empty())?
+            let parent = self.path.parent().unwrap_or(Path::new("/"));
+            make_dirs(parent, &self.user)?;
+            let name = self.path.file_name().ok_or(io::ErrorKind::IsADirectory)?.to_owned();
+            (open_dir(CWD, parent, OFlags::empty())?, name, OFlags::empty())
         } else {
             let (parent, name) = split(path);
-            let dir = self.dir(parent)?;
-            create(&dir, name, OFlags::NOFOLLOW)?
+            (self.dir(parent)?, name.to_owned(), OFlags::NOFOLLOW)
         };
+        let file = create(&dir, &name, more)?;
         files::give(&file, &self.user)?;
-        self.file = Some((file, mode));
+        self.file = Some(OpenFile { contents: SparseWriter::new(file), mode, dir, name });
         Ok(())
+    }
+
+    /// Makes another name of a file that came before.
+    fn put_same(&mut self, path: &[u8], first: &[u8]) -> io::Result<()> {
+        self.received.entries += 1;
+        let (first_parent, first_name) = split(first);
+        let from = self.dir(first_parent)?;
+        let (parent, name) = split(path);
+        let dir = self.dir(parent)?;
+        let found = rustix::fs::statat(&from, first_name, AtFlags::SYMLINK_NOFOLLOW)?;
+        if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let mut made = rustix::fs::linkat(&from, first_name, &dir, name, AtFlags::empty());
+        if made == Err(Errno::EXIST) {
+            rustix::fs::unlinkat(&dir, name, AtFlags::empty())?;
+            made = rustix::fs::linkat(&from, first_name, &dir, name, AtFlags::empty());
+        }
+        Ok(made?)
     }
 
     fn put_link(&mut self, path: &[u8], target: &[u8]) -> io::Result<()> {
@@ -225,6 +336,8 @@ impl TreeExtraction {
 
     fn root(&mut self) -> io::Result<OwnedFd> {
         if self.root.is_none() {
+            self.root_is_new =
+                matches!(self.path.symlink_metadata(), Err(error) if error.kind() == io::ErrorKind::NotFound);
             make_dirs(&self.path, &self.user)?;
             self.root = Some(open_dir(CWD, &self.path, OFlags::empty())?);
         }
@@ -265,6 +378,13 @@ fn create(dir: impl AsFd, name: &OsStr, more: OFlags) -> io::Result<File> {
     Ok(File::from(rustix::fs::openat(&dir, name, flags | OFlags::EXCL, mode)?))
 }
 
+/// Removes a directory that this extraction made.
+fn remove_new(root: &Path) -> io::Result<()> {
+    let name = CString::new(root.file_name().unwrap_or_default().as_bytes())?;
+    let parent = open_dir(CWD, root.parent().unwrap_or(Path::new("/")), OFlags::empty())?;
+    sys::tree::remove(parent.as_fd(), &name)
+}
+
 fn open_dir(dir: impl AsFd, name: impl rustix::path::Arg, more: OFlags) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | more;
     rustix::fs::openat(dir, name, flags, Mode::empty())
@@ -285,7 +405,10 @@ fn below<'a>(path: &'a [u8], near: &[u8]) -> Option<&'a [u8]> {
 
 fn describe(item: &TreeItem) -> String {
     let path = match item {
-        TreeItem::Dir { path, .. } | TreeItem::File { path, .. } | TreeItem::Link { path, .. } => path,
+        TreeItem::Dir { path, .. }
+        | TreeItem::File { path, .. }
+        | TreeItem::Link { path, .. }
+        | TreeItem::Same { path, .. } => path,
         _ => return String::new(),
     };
     Path::new(OsStr::from_bytes(path)).display().to_string()
@@ -293,7 +416,10 @@ fn describe(item: &TreeItem) -> String {
 
 fn write_error(named: &str, error: &io::Error) -> PlainRefusal {
     let status = match error.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => StatusCode::INSUFFICIENT_STORAGE,
+        // A process of the Body may write no longer file than its disk limit.
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
+            StatusCode::INSUFFICIENT_STORAGE
+        }
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => StatusCode::FORBIDDEN,
         io::ErrorKind::NotADirectory | io::ErrorKind::IsADirectory => StatusCode::CONFLICT,
         io::ErrorKind::InvalidFilename => StatusCode::BAD_REQUEST,
@@ -307,12 +433,20 @@ fn write_error(named: &str, error: &io::Error) -> PlainRefusal {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, os::unix::fs::symlink};
+    use std::{
+        fs,
+        os::unix::fs::{MetadataExt, symlink},
+    };
 
     use bytes::BytesMut;
-    use proto::tree::{MAGIC, write};
+    use proto::tree::{MAGIC_2, TreeForm, write};
 
-    use super::{super::send::whole, *};
+    use super::{
+        super::send::{OmitGit, TreeOptions, whole},
+        *,
+    };
+
+    const ALL: TreeOptions = TreeOptions { form: TreeForm::Second, git: OmitGit::No };
 
     fn scratch(name: &str) -> PathBuf {
         let dir = std::env::temp_dir().join(format!("pal-tree-{name}-{}", std::process::id()));
@@ -327,9 +461,15 @@ mod tests {
     }
 
     fn put(to: &Path, items: &[TreeItem]) -> Result<ReceiveTotals, PlainRefusal> {
-        let mut stream = BytesMut::from(&MAGIC[..]);
+        let mut stream = BytesMut::from(&MAGIC_2[..]);
         items.iter().for_each(|item| write(item, &mut stream));
         TreeExtraction::new(to.to_path_buf(), own()).push(&stream)?.finish()
+    }
+
+    fn items_of(stream: &[u8]) -> Vec<TreeItem> {
+        let mut reader = TreeReader::default();
+        reader.push(stream);
+        std::iter::from_fn(|| reader.next().unwrap()).collect()
     }
 
     fn file(path: &str, text: &'static str) -> [TreeItem; 3] {
@@ -344,16 +484,25 @@ mod tests {
         fs::write(from.join(OsStr::from_bytes(b"a/\xff name")), "x".repeat(300_000)).unwrap();
         fs::write(from.join("a/closed/f"), "").unwrap();
         fs::write(from.join("z"), "z").unwrap();
+        fs::hard_link(from.join("z"), from.join("a/same")).unwrap();
+        let sparse = File::create(from.join("sparse")).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&sparse, b"far", 1 << 40).unwrap();
+        fs::write(from.join("2"), "2x").unwrap();
         symlink("../../nowhere", from.join("a/link")).unwrap();
         rustix::fs::mkfifoat(CWD, from.join("fifo"), Mode::RWXU).unwrap();
         fs::set_permissions(from.join("a/closed"), std::os::unix::fs::PermissionsExt::from_mode(0o555))
             .unwrap();
-        let sent = whole(&from).unwrap();
+        let sent = whole(&from, ALL).unwrap();
         let to = dir.join("new/to");
         let received =
             TreeExtraction::new(to.clone(), own()).push(&sent).and_then(TreeExtraction::finish).unwrap();
-        assert_eq!(received, ReceiveTotals { entries: 7, bytes: 300_001 });
-        assert_eq!(whole(&to).unwrap().len(), sent.len());
+        assert_eq!(received, ReceiveTotals { entries: 10, bytes: 300_006 });
+        assert_eq!(items_of(&whole(&to, ALL).unwrap()).len(), items_of(&sent).len() - 1);
+        let (one, other) = (fs::metadata(to.join("z")).unwrap(), fs::metadata(to.join("a/same")).unwrap());
+        assert_eq!((one.ino(), one.nlink()), (other.ino(), 2), "one file with two names");
+        let sparse = fs::metadata(to.join("sparse")).unwrap();
+        assert_eq!(sparse.len(), (1 << 40) + 3);
+        assert!(sparse.blocks() < 1000, "{} blocks", sparse.blocks());
         assert_eq!(fs::read_link(to.join("a/link")).unwrap(), Path::new("../../nowhere"));
         let mode = std::os::unix::fs::PermissionsExt::mode(
             &fs::metadata(to.join("a/closed")).unwrap().permissions(),
@@ -395,6 +544,47 @@ mod tests {
         assert_eq!(fs::read_to_string(dir.join("new/f")).unwrap(), "hello");
         let cut = put(&dir.join("cut"), &file("a", "x"));
         assert_eq!(cut.unwrap_err().message, "the stream was cut");
+        assert!(!dir.join("cut").exists(), "its root was new");
+        // In a directory that was there before, only the partial file goes.
+        fs::create_dir(dir.join("old")).unwrap();
+        fs::write(dir.join("old/kept"), "kept").unwrap();
+        put(&dir.join("old"), &[&file("whole", "x")[..], &file("part", "x")[..2]].concat()).unwrap_err();
+        let mut left: Vec<_> =
+            fs::read_dir(dir.join("old")).unwrap().map(|e| e.unwrap().file_name()).collect();
+        left.sort();
+        assert_eq!(left, ["kept", "whole"]);
+        put(&dir.join("part"), &file("", "x")[..2]).unwrap_err();
+        assert!(!dir.join("part").exists());
+        let huge = put(&dir.join("huge"), &[TreeItem::Size(1 << 60)]).unwrap_err();
+        assert_eq!(huge.status, StatusCode::INSUFFICIENT_STORAGE);
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn git_directories_are_left_out_by_name_when_asked() {
+        let dir = scratch("git");
+        for made in ["app/.git/hooks", "app/sub", "bare/objects", "bare/refs", "plain/objects", "CASE/.GIT"] {
+            fs::create_dir_all(dir.join(made)).unwrap();
+        }
+        for file in ["app/.git/config", "app/sub/.git", "app/code", "bare/HEAD", "bare/config", "plain/HEAD"]
+        {
+            fs::write(dir.join(file), "x").unwrap();
+        }
+        let omitted = |options| {
+            let items = items_of(&whole(&dir, options).unwrap());
+            let names = items.iter().filter_map(|item| match item {
+                TreeItem::Omitted { path, kind } => Some(format!("{} {kind}", String::from_utf8_lossy(path))),
+                _ => None,
+            });
+            let mut names: Vec<_> = names.collect();
+            names.sort();
+            (names, items.iter().filter(|item| matches!(item, TreeItem::File { .. })).count())
+        };
+        assert_eq!(omitted(ALL), (vec![], 6));
+        let expected =
+            ["CASE/.GIT", "app/.git", "app/sub/.git", "bare"].map(|path| format!("{path} git directory"));
+        let (names, files) = omitted(TreeOptions { git: OmitGit::Yes, ..ALL });
+        assert_eq!((names, files), (expected.to_vec(), 2));
         fs::remove_dir_all(dir).unwrap();
     }
 }

@@ -1,14 +1,17 @@
 //! `GET /v1/tree`: sends a file, or a directory with everything below it.
 //!
 //! Invariant: only the root path is resolved through symbolic links; below it none is followed. Entries other than
-//! files, directories and links are left out, and so are entries that vanish during the walk.
+//! files, directories and links are left out by name, and so are git directories if the caller asks for that;
+//! entries that vanish during the walk are left out without a word.
+//! Invariant: holes are not read, unless the caller knows only the first form.
 //! An error during the walk ends the stream with a failure item, so an incomplete copy never looks complete.
 
 use std::{
+    collections::HashMap,
     ffi::CString,
     fs::File,
     future::Future,
-    io::{self, Read},
+    io,
     os::fd::{AsFd, OwnedFd},
     path::PathBuf,
     pin::Pin,
@@ -20,11 +23,12 @@ use hyper::{
     Response,
     header::{self, HeaderValue},
 };
-use proto::tree::{self, DEPTH_MAX, MAGIC, PATH_LEN_MAX, TreeItem};
+use proto::tree::{self, DEPTH_MAX, OmittedKind, PATH_LEN_MAX, TreeForm, TreeItem};
 use rustix::{
-    fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags},
+    fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat},
     io::Errno,
 };
+use sys::sparse::{Holes, SparsePiece, SparseReader};
 use tokio::task::JoinHandle;
 
 use crate::{
@@ -38,6 +42,36 @@ use crate::{
 /// Bytes that are gathered before they are sent.
 const PIECE_LEN: usize = 256 * 1024;
 const READ_LEN: usize = 128 * 1024;
+/// Most files with several names whose first name is remembered; further ones are sent as files of their own.
+const LINKED_MAX: usize = 100_000;
+/// Trees with more entries are not measured before they are sent.
+const MEASURED_MAX: u64 = 200_000;
+
+/// The options of the caller of a tree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TreeOptions {
+    /// The form that it knows.
+    pub form: TreeForm,
+    /// Whether git directories are left out.
+    pub git: OmitGit,
+}
+
+/// Whether git directories are left out of a tree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OmitGit {
+    /// They are.
+    Yes,
+    /// They are sent.
+    No,
+}
+
+impl TreeOptions {
+    fn of(query: &UrlQuery) -> Self {
+        let form = if query.text("form") == Some("2") { TreeForm::Second } else { TreeForm::First };
+        let git = if query.text("git") == Some("omit") { OmitGit::Yes } else { OmitGit::No };
+        Self { form, git }
+    }
+}
 
 /// Answers with a tree.
 pub async fn send(guest: &GuestServer, query: &UrlQuery) -> HttpReply {
@@ -45,7 +79,8 @@ pub async fn send(guest: &GuestServer, query: &UrlQuery) -> HttpReply {
     let user =
         query.text("username").filter(|name| !name.is_empty()).unwrap_or(&guest.config().user).to_owned();
     let workdir = guest.config().workdir.clone();
-    let opened = files::on_helper(move || Ok(open(&path, &user, workdir.as_deref()))).await;
+    let options = TreeOptions::of(query);
+    let opened = files::on_helper(move || Ok(open(&path, &user, workdir.as_deref(), options))).await;
     match opened.unwrap_or_else(|ConnectError { message, .. }| Err(PlainRefusal::internal(message))) {
         Err(refusal) => refusal.reply(),
         Ok(walk) => {
@@ -59,7 +94,12 @@ pub async fn send(guest: &GuestServer, query: &UrlQuery) -> HttpReply {
     }
 }
 
-fn open(path: &[u8], user: &str, workdir: Option<&str>) -> Result<TreeWalk, PlainRefusal> {
+fn open(
+    path: &[u8],
+    user: &str,
+    workdir: Option<&str>,
+    options: TreeOptions,
+) -> Result<TreeWalk, PlainRefusal> {
     let path: PathBuf = files::path_for(path, user, workdir)?;
     let failed = |error: io::Error| match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => PlainRefusal::new(
@@ -69,33 +109,58 @@ fn open(path: &[u8], user: &str, workdir: Option<&str>) -> Result<TreeWalk, Plai
         _ => PlainRefusal::bad(format!("path '{}' cannot be read: {error}", path.display())),
     };
     let root = open_at(CWD, &path, OFlags::empty()).map_err(|error| failed(error.into()))?;
-    TreeWalk::new(root).map_err(failed)
+    TreeWalk::measured(root, options).map_err(failed)
 }
 
 /// A running walk; each step runs on some helper thread.
 struct TreeWalk {
+    options: TreeOptions,
     out: BytesMut,
     /// The open directories from the root down, each with the length of the path before it.
     open: Vec<(Dir, usize)>,
     path: Vec<u8>,
-    file: Option<File>,
+    file: Option<SparseReader>,
+    /// The first names of files that have several.
+    linked: HashMap<(u64, u64), Vec<u8>>,
+    /// In a walk that only measures: bytes of data so far.
+    measured: Option<u64>,
     over: bool,
 }
 
 impl TreeWalk {
-    fn new(root: OwnedFd) -> io::Result<Self> {
-        let mut walk =
-            Self { out: BytesMut::new(), open: Vec::new(), path: Vec::new(), file: None, over: false };
-        walk.out.put_slice(MAGIC);
+    fn new(root: OwnedFd, options: TreeOptions, measured: Option<u64>) -> io::Result<Self> {
+        let mut walk = Self {
+            options,
+            out: BytesMut::new(),
+            open: Vec::new(),
+            path: Vec::new(),
+            file: None,
+            linked: HashMap::new(),
+            measured,
+            over: false,
+        };
         let stat = rustix::fs::fstat(&root)?;
-        let mode = stat.st_mode & 0o7777;
         match FileType::from_raw_mode(stat.st_mode) {
-            FileType::Directory => walk.enter(root, mode)?,
-            FileType::RegularFile => walk.begin(root, mode),
+            FileType::Directory => walk.enter(root, stat.st_mode & 0o7777)?,
+            FileType::RegularFile => walk.begin(root, &stat)?,
             _ => {
                 return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a file or directory"));
             }
         }
+        Ok(walk)
+    }
+
+    /// A walk whose stream begins with the size of its data, if the caller knows that and the tree is not too large.
+    fn measured(root: OwnedFd, options: TreeOptions) -> io::Result<Self> {
+        let size = match options.form {
+            TreeForm::Second => measure(&root, options),
+            TreeForm::First => None,
+        };
+        let mut walk = Self::new(root, options, None)?;
+        let body = std::mem::take(&mut walk.out);
+        walk.out.put_slice(options.form.magic());
+        size.iter().for_each(|bytes| tree::write(&TreeItem::Size(*bytes), &mut walk.out));
+        walk.out.put_slice(&body);
         Ok(walk)
     }
 
@@ -150,6 +215,9 @@ impl TreeWalk {
     }
 
     fn say(&mut self, dir: &OwnedFd, name: &CString) -> io::Result<()> {
+        if self.options.git == OmitGit::Yes && tree::is_git_name(name.to_bytes()) {
+            return self.omit(OmittedKind::Git);
+        }
         let stat = rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)?;
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::Symlink => {
@@ -162,31 +230,61 @@ impl TreeWalk {
                 Err(Errno::LOOP) => Ok(()),
                 opened => self.opened(opened?),
             },
-            _ => Ok(()),
+            FileType::Fifo => self.omit(OmittedKind::Fifo),
+            FileType::Socket => self.omit(OmittedKind::Socket),
+            _ => self.omit(OmittedKind::Device),
         }
+    }
+
+    fn omit(&mut self, kind: OmittedKind) -> io::Result<()> {
+        if self.options.form == TreeForm::Second {
+            tree::write(&TreeItem::Omitted { path: self.path.clone(), kind }, &mut self.out);
+        }
+        Ok(())
     }
 
     /// Uses the type of the opened descriptor: the entry may have been replaced since it was listed.
     fn opened(&mut self, fd: OwnedFd) -> io::Result<()> {
         let stat = rustix::fs::fstat(&fd)?;
-        let mode = stat.st_mode & 0o7777;
         match FileType::from_raw_mode(stat.st_mode) {
-            FileType::Directory => self.enter(fd, mode)?,
-            FileType::RegularFile => self.begin(fd, mode),
-            _ => {}
+            FileType::Directory => self.enter(fd, stat.st_mode & 0o7777),
+            FileType::RegularFile => self.begin(fd, &stat),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     fn enter(&mut self, fd: OwnedFd, mode: u32) -> io::Result<()> {
+        let has = |name: &str| rustix::fs::statat(&fd, name, AtFlags::SYMLINK_NOFOLLOW).is_ok();
+        if self.options.git == OmitGit::Yes && tree::is_git_dir(has) {
+            return self.omit(OmittedKind::Git);
+        }
         tree::write(&TreeItem::Dir { path: self.path.clone(), mode }, &mut self.out);
         self.open.push((Dir::new(fd)?, self.path.len()));
         Ok(())
     }
 
-    fn begin(&mut self, fd: OwnedFd, mode: u32) {
+    fn begin(&mut self, fd: OwnedFd, stat: &Stat) -> io::Result<()> {
+        if self.options.form == TreeForm::Second && stat.st_nlink > 1 {
+            let key = (stat.st_dev, stat.st_ino);
+            if let Some(first) = self.linked.get(&key) {
+                let same = TreeItem::Same { path: self.path.clone(), first: first.clone() };
+                tree::write(&same, &mut self.out);
+                return Ok(());
+            }
+            if self.linked.len() < LINKED_MAX {
+                self.linked.insert(key, self.path.clone());
+            }
+        }
+        if let Some(measured) = &mut self.measured {
+            let allocated = (stat.st_blocks as u64).saturating_mul(512);
+            *measured = measured.saturating_add(allocated.min(stat.st_size as u64));
+            return Ok(());
+        }
+        let mode = stat.st_mode & 0o7777;
         tree::write(&TreeItem::File { path: self.path.clone(), mode }, &mut self.out);
-        self.file = Some(File::from(fd));
+        let holes = if self.options.form == TreeForm::Second { Holes::Report } else { Holes::Read };
+        self.file = Some(SparseReader::new(File::from(fd), holes)?);
+        Ok(())
     }
 
     fn copy(&mut self) -> io::Result<()> {
@@ -196,15 +294,42 @@ impl TreeWalk {
         self.out.put_u32(0);
         let from = self.out.len();
         self.out.resize(from + READ_LEN, 0);
-        let read = file.read(&mut self.out[from..]);
-        self.out.truncate(from + read.as_ref().copied().unwrap_or(0));
-        let len = u32::try_from(read?).unwrap_or(0);
-        self.out[head..from].copy_from_slice(&len.to_be_bytes());
-        if len == 0 {
-            self.file = None;
+        let read = file.next(&mut self.out[from..]);
+        if let Ok(SparsePiece::Data(len)) = read {
+            self.out.truncate(from + len);
+            self.out[head..from].copy_from_slice(&u32::try_from(len).unwrap_or(0).to_be_bytes());
+            return Ok(());
+        }
+        self.out.truncate(head);
+        match read? {
+            SparsePiece::Hole(len) => tree::write(&TreeItem::Hole(len), &mut self.out),
+            SparsePiece::Data(_) | SparsePiece::End => {
+                self.file = None;
+                tree::write(&TreeItem::FileEnd, &mut self.out);
+            }
         }
         Ok(())
     }
+}
+
+/// The bytes of data that a walk will send; none if the tree is large or cannot be read.
+fn measure(root: &OwnedFd, options: TreeOptions) -> Option<u64> {
+    // Opened anew: descriptors of one opening share their position in a directory.
+    let again = match open_at(root, c".", OFlags::empty()) {
+        Err(Errno::NOTDIR) => root.try_clone().ok()?,
+        opened => opened.ok()?,
+    };
+    let mut walk = TreeWalk::new(again, options, Some(0)).ok()?;
+    let mut steps = 0;
+    while !walk.over {
+        walk.step().ok()?;
+        walk.out.clear();
+        steps += 1;
+        if steps > MEASURED_MAX {
+            return None;
+        }
+    }
+    walk.measured
 }
 
 fn open_at(dir: impl AsFd, name: impl rustix::path::Arg, more: OFlags) -> rustix::io::Result<OwnedFd> {
@@ -249,8 +374,8 @@ impl BodySource for TreeBody {
 
 /// Walks a whole tree without a server.
 #[cfg(test)]
-pub fn whole(path: &std::path::Path) -> io::Result<Vec<u8>> {
-    let mut walk = TreeWalk::new(open_at(CWD, path, OFlags::empty())?)?;
+pub fn whole(path: &std::path::Path, options: TreeOptions) -> io::Result<Vec<u8>> {
+    let mut walk = TreeWalk::measured(open_at(CWD, path, OFlags::empty())?, options)?;
     let mut all = Vec::new();
     loop {
         let piece = walk.next();

@@ -138,11 +138,9 @@ pub async fn serve(guest: &Rc<GuestServer>, machine: &Rc<GuestMachine>) -> io::R
     let writing = channel.clone();
     tokio::task::spawn_local(async move { drop(writing.write().await) });
     tokio::task::spawn_local(accept_reconnects(channel.clone(), machine.clone()));
-    if let Some(forward) = &machine.welcome.config.forward {
-        tokio::task::spawn_local(lead_out(channel.clone(), forward.socket.clone()));
-    }
     let taken = identity::take(&machine.welcome, machine.welcomed);
-    let trouble = machine.trouble.iter().cloned().chain(taken.trouble).collect();
+    let closed = machine.network.follow(&channel, &machine.welcome.config, &guest.resolver);
+    let trouble = closed.into_iter().chain(machine.trouble.iter().cloned()).chain(taken.trouble).collect();
     let mut first = receipt(guest, machine, &machine.welcome, taken.reseeded, trouble, None);
     stamp(&mut first, machine.welcomed);
     channel.send_word(FrameKind::Receipt, &serde_json::to_vec(&first)?).await;
@@ -189,6 +187,11 @@ pub async fn serve(guest: &Rc<GuestServer>, machine: &Rc<GuestMachine>) -> io::R
                 let mut receipt = receipt(guest, machine, &welcome, taken.reseeded, Vec::new(), looked);
                 guest.set_identity(welcome.config.clone());
                 taken.trouble.extend(identity::rename(machine, &welcome));
+                if thawed {
+                    machine.network.cut();
+                }
+                taken.trouble.extend(machine.network.follow(&channel, &welcome.config, &guest.resolver));
+                receipt.transparent = machine.network.is_transparent(&welcome.config);
                 freezer::thaw_programs();
                 receipt.trouble = taken.trouble;
                 stamp(&mut receipt, since);
@@ -198,21 +201,6 @@ pub async fn serve(guest: &Rc<GuestServer>, machine: &Rc<GuestMachine>) -> io::R
                 }
             }
             ChannelEvent::Word(..) => {}
-        }
-    }
-}
-
-/// Opens a stream to the host's egress proxy for each connection to a socket of the microVM.
-async fn lead_out(channel: Rc<Channel>, socket: String) {
-    let place = Path::new(&socket);
-    let _ = fs::create_dir_all(place.parent().unwrap_or(Path::new("/")));
-    // One of an earlier start.
-    let _ = fs::remove_file(place);
-    let Ok(listener) = tokio::net::UnixListener::bind(place) else { return };
-    loop {
-        match listener.accept().await {
-            Ok((inside, _)) => drop(channel.open(inside).await),
-            Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
         }
     }
 }
@@ -235,6 +223,7 @@ fn receipt(
         tree: tree::look(machine.uppers(), looked),
         kernel: machine.kernel.clone(),
         trouble,
+        transparent: machine.network.is_transparent(&welcome.config),
     }
 }
 

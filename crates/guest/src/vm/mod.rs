@@ -13,6 +13,7 @@ mod host_channel;
 mod identity;
 mod last_words;
 mod modules;
+mod network;
 mod tree;
 
 use std::{
@@ -53,6 +54,8 @@ pub struct GuestMachine {
     pub trouble: Vec<String>,
     /// The kernel's release.
     pub kernel: String,
+    /// Its ways to the egress proxy.
+    network: network::GuestNetwork,
 }
 
 impl GuestMachine {
@@ -107,12 +110,14 @@ fn run() -> io::Result<()> {
         welcomed,
         trouble,
         kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
+        network: network::GuestNetwork::default(),
     };
     let config = machine.welcome.config.clone();
     let machine = std::rc::Rc::new(machine);
     let order = crate::GuestOptions {
         config: config.into(),
         listener: crate::Listener::Machine(machine.clone()),
+        resolver: std::net::UdpSocket::bind(crate::resolver::ADDRESS).ok(),
         followed: Vec::new(),
     };
     let served = crate::run(order, || {});

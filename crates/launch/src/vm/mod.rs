@@ -34,7 +34,8 @@ use std::{
 
 use proto::{
     Mechanism,
-    vm::{Accelerator, Engine, StartReport, VmPlan},
+    guest::EGRESS_PORT,
+    vm::{Accelerator, Engine, GuestReceipt, NOT_TRANSPARENT, StartReport, VmPlan},
 };
 
 use crate::report::StepError;
@@ -94,7 +95,31 @@ pub fn mechanisms(vm: &VmPlan, start: &StartReport) -> Vec<Mechanism> {
         ));
     }
     held.extend(vm.jailer.as_ref().map(firecracker_jail::mechanism));
+    held.extend(network_mechanism(vm, &start.receipt));
     held
+}
+
+/// Whether programs of a microVM with an egress policy open connections as usual.
+fn network_mechanism(vm: &VmPlan, receipt: &GuestReceipt) -> Option<Mechanism> {
+    const NAME: &str = "transparent network";
+    vm.welcome.config.forward.as_ref().filter(|forward| forward.transparent)?;
+    Some(match receipt.transparent {
+        true => Mechanism::enforced(
+            NAME,
+            "the guest's kernel redirects connections and name lookups to the egress proxy; a process that is root in the microVM can undo that, and then reaches nothing",
+        ),
+        false => Mechanism::degraded(
+            NAME,
+            format!(
+                "programs must use the proxy at 127.0.0.1:{EGRESS_PORT}: {}",
+                receipt
+                    .trouble
+                    .iter()
+                    .find(|line| line.starts_with(NOT_TRANSPARENT))
+                    .map_or("the guest was saved without the redirect", String::as_str)
+            ),
+        ),
+    })
 }
 
 /// The name of a hypervisor in the enforcement record.

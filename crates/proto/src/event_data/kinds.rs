@@ -7,12 +7,19 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::records::{
-    CopiedBy, ExecOutcome, KeyQuota, KeyScope, LandedWork, LeaseTerms, RemovedBy, SavedWork, SealedHead,
-    StartedBy,
+use super::{
+    agents::{
+        AgentBudget, AgentPause, AgentPosition, AgentSpec, AnswerEnd, ApprovalDecision, ApprovalScope,
+        CallOutcome, CallRisk, CallVenue, MergeOutcome, MessageSource, ModelUsage, StoredMessage, Todo,
+    },
+    records::{
+        CopiedBy, ExecOutcome, KeyQuota, KeyScope, LandedWork, LeaseTerms, MissingStep, RemovedBy, SavedWork,
+        SealedHead, StartedBy,
+    },
 };
 use crate::{
-    BodyId, Enforcement, LayerId, SnapshotId, TemplateId,
+    AgentId, BodyId, Enforcement, LayerId, SnapshotId, TemplateId,
+    egress::EgressRule,
     lease::OnTimeout,
     spec::PublicSpec,
     template::{BuildId, Tag},
@@ -70,6 +77,12 @@ kinds! {
         grace_ms: u64,
     }
 
+    /// `pal` is about to change limits of the Body.
+    "body.limited" => BodyLimited {
+        /// The changed limits and their new values, as in the spec.
+        ..limits: BTreeMap<String, Value>,
+    }
+
     /// `pal` is about to change the terms on which it keeps the Body.
     "body.leased" => BodyLeased {
         /// The new terms.
@@ -121,6 +134,14 @@ kinds! {
         layers: Vec<LayerId>,
     }
 
+    /// The Body has the dependencies of its repositories, all or in part.
+    "workspace.prepared" => WorkspacePrepared {
+        /// The dependency layer that the Body began with; left out after `pal prepare`, whose steps ran in the Body.
+        layer?: Option<SnapshotId>,
+        /// The steps that are missing.
+        missing: Vec<MissingStep>,
+    }
+
     /// The Body's work is in the user's repository. `pal` writes one event for each state of the work.
     "workspace.saved" => WorkspaceSaved {
         /// The workspace.
@@ -147,6 +168,18 @@ kinds! {
         landed: LandedWork,
     }
 
+    /// `pal` is about to bring commits of the user's branch into the Body.
+    "workspace.synced" => WorkspaceSynced {
+        /// The workspace.
+        workspace: String,
+        /// The branch of the user.
+        branch: String,
+        /// Its commit.
+        commit: String,
+        /// The ref of that commit in the Body.
+        reference: String,
+    }
+
     /// `pal` is about to save the files that the Body wrote to its home.
     "home.kept" => HomeKept {
         /// The name of the home.
@@ -163,7 +196,7 @@ kinds! {
         home: String,
     }
 
-    /// The egress proxy allowed a connection of a Body that is being prepared or built.
+    /// The egress proxy allowed a connection of a Body.
     "network.allowed" => NetworkAllowed {
         /// The host and port, escaped for a terminal.
         to: String,
@@ -179,7 +212,8 @@ kinds! {
         spool: Option<u64>,
     }
 
-    /// The egress proxy denied a connection of a Body that is being prepared or built.
+    /// The egress proxy denied a connection or a name lookup of a Body, or `pal serve` gave a sandbox
+    /// no internet access although its client asked for it (`to` is `internet`).
     "network.denied" => NetworkDenied {
         /// The host and port, as far as the proxy understood them, escaped for a terminal.
         to: String,
@@ -211,6 +245,28 @@ kinds! {
         /// Where the decision ends in the egress process' spool, so that no decision is recorded twice.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         spool: Option<u64>,
+    }
+
+    /// The egress process' resolver gave a name an address that stands for it in the Body.
+    "network.named" => NetworkNamed {
+        /// The name.
+        to: String,
+        /// The address.
+        address: std::net::IpAddr,
+        /// When the egress process decided.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        decided_at: Option<String>,
+        /// Where the line ends in the egress process' spool.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        spool: Option<u64>,
+    }
+
+    /// `pal` is about to give the egress process of the Body another policy.
+    "network.changed" => NetworkChanged {
+        /// The number of the policy.
+        generation: u64,
+        /// All rules of the policy.
+        rules: Vec<EgressRule>,
     }
 
     /// `pal` is about to ask the guest to start a command.
@@ -348,7 +404,7 @@ kinds! {
         name: String,
     }
 
-    /// `pal keys` created a key.
+    /// `pal keys` or the API created a key.
     "key.created" => KeyCreated {
         /// The key's id.
         key: String,
@@ -356,11 +412,13 @@ kinds! {
         name: String,
         /// The permissions of the key.
         scope: KeyScope,
+        /// The Bodies that it reaches besides its own: `own`, `all` or `label=NAME=VALUE`.
+        reach?: Option<String>,
         /// How much the key's Bodies may use together.
         quota: KeyQuota,
     }
 
-    /// `pal keys` revoked a key.
+    /// `pal keys` or the API revoked a key.
     "key.revoked" => KeyRevoked {
         /// The key's id.
         key: String,
@@ -395,5 +453,326 @@ kinds! {
         why: String,
         /// How many earlier refusals have no event.
         unwritten_before: u64,
+    }
+
+    /// `pal` creates an agent. The agent's chain begins with this event.
+    "agent.created" => AgentCreated {
+        /// The settings of the agent.
+        spec: AgentSpec,
+        /// The place in another agent's chain whose conversation this agent goes on from.
+        forked_from?: Option<AgentPosition>,
+    }
+
+    /// A process drives the agent from here on. Events of an earlier driver do not follow this one.
+    "agent.driven" => AgentDriven {
+        /// Grows by one with each driver of the agent.
+        fence: u64,
+        /// The driver's pid on this host.
+        pid: u32,
+    }
+
+    /// The agent works in this Body from here on.
+    "agent.embodied" => AgentEmbodied {
+        /// The Body.
+        body: BodyId,
+        /// The snapshot that the Body began with, if it belongs to a checkpoint.
+        snapshot?: Option<SnapshotId>,
+    }
+
+    /// The driver fixed the system prompt of the agent: the same text begins every request, so that the model's cache serves it.
+    "agent.instructed" => AgentInstructed {
+        /// The parts of the system prompt.
+        system: StoredMessage,
+    }
+
+    /// The agent has a new message.
+    "message.received" => MessageReceived {
+        /// The sender.
+        from: MessageSource,
+        /// The message.
+        text: String,
+    }
+
+    /// The driver is about to ask the model.
+    "model.asked" => ModelAsked {
+        /// The turn, from 1.
+        turn: u64,
+        /// How many times the driver asked in this turn before.
+        attempt: u64,
+        /// The address of the model.
+        model: String,
+        /// How many messages the request has.
+        messages: u64,
+        /// The size of the request.
+        bytes: u64,
+        /// How many of these bytes equal the beginning of the request before.
+        prefix_bytes: u64,
+    }
+
+    /// The model answered. The driver has not acted on the answer yet.
+    "model.answered" => ModelAnswered {
+        /// The turn.
+        turn: u64,
+        /// The answer.
+        message: StoredMessage,
+        /// The end of the answer.
+        stop: AnswerEnd,
+        /// The tokens.
+        usage: ModelUsage,
+        /// The cost in millionths of a dollar, if the price is known.
+        cost_microdollars: Option<u64>,
+        /// How long the model took.
+        took_ms: u64,
+    }
+
+    /// The model gave no answer.
+    "model.failed" => ModelFailed {
+        /// The turn.
+        turn: u64,
+        /// How many times the driver asked in this turn before.
+        attempt: u64,
+        /// The error message.
+        why: String,
+        /// After how long the driver asks again; left out if it does not.
+        retry_ms?: Option<u64>,
+    }
+
+    /// The driver is about to carry out a tool call. `body` is the Body in which it runs.
+    "call.started" => CallStarted {
+        /// The id that the model gave to the call.
+        call: String,
+        /// The tool.
+        tool: String,
+        /// The arguments, as they are carried out.
+        arguments: Value,
+        /// The risk of the call.
+        risk: CallRisk,
+        /// Where it runs.
+        venue: CallVenue,
+        /// The rule or the reason that decided about risk and venue.
+        why: String,
+        /// The idempotency key of the call.
+        key: String,
+    }
+
+    /// A tool call has a result, which the model gets.
+    "call.ended" => CallEnded {
+        /// The id that the model gave to the call.
+        call: String,
+        /// The end of the call.
+        outcome: CallOutcome,
+        /// The result.
+        result: StoredMessage,
+        /// The exit code of its command.
+        exit_code?: Option<i32>,
+        /// How long it took.
+        took_ms: u64,
+    }
+
+    /// A tool call waits for a person's approval.
+    "approval.asked" => ApprovalAsked {
+        /// The id that the model gave to the call.
+        call: String,
+        /// The tool.
+        tool: String,
+        /// The arguments.
+        arguments: Value,
+        /// The rule that asks.
+        why: String,
+    }
+
+    /// A person decided about a tool call.
+    "approval.given" => ApprovalGiven {
+        /// The id that the model gave to the call.
+        call: String,
+        /// The decision.
+        decision: ApprovalDecision,
+        /// The arguments to carry out instead, for an edit.
+        arguments?: Option<Value>,
+        /// The reason of a rejection, or the answer instead of the tool's.
+        message?: Option<String>,
+        /// How long the decision holds.
+        scope: ApprovalScope,
+    }
+
+    /// The agent asks a person a question.
+    "question.asked" => QuestionAsked {
+        /// The id that the model gave to the call.
+        call: String,
+        /// The question.
+        question: String,
+        /// Answers to choose from.
+        choices?: Vec<String>,
+    }
+
+    /// A person answered a question of the agent.
+    "question.answered" => QuestionAnswered {
+        /// The id that the model gave to the call.
+        call: String,
+        /// The answer.
+        answer: String,
+    }
+
+    /// The agent changed its list of tasks.
+    "plan.changed" => PlanChanged {
+        /// The whole list.
+        todos: Vec<Todo>,
+    }
+
+    /// The agent follows a plan from here on, or changed the one that it follows.
+    "plan.adopted" => PlanAdopted {
+        /// The plan template.
+        plan: String,
+        /// The phases as they are followed: each has a name, a goal, checks and tools.
+        template: Value,
+        /// The reason of a change.
+        why?: Option<String>,
+    }
+
+    /// The agent entered a phase of its plan template, or left the last one.
+    "phase.entered" => PhaseEntered {
+        /// The plan template.
+        plan: String,
+        /// The phase; none after the last one.
+        phase: Option<String>,
+        /// The result of the exit check of the phase before.
+        check?: Option<String>,
+    }
+
+    /// Conversation and Body can be taken back to this place.
+    "checkpoint.taken" => CheckpointTaken {
+        /// The last complete turn.
+        turn: u64,
+        /// The snapshot of the Body.
+        snapshot: SnapshotId,
+        /// How long it took.
+        took_ms: u64,
+    }
+
+    /// A checkpoint is gone: its snapshot was removed. Conversation and Body can no longer be taken back to it.
+    "checkpoint.removed" => CheckpointRemoved {
+        /// The snapshot.
+        snapshot: SnapshotId,
+    }
+
+    /// A tool call started a sub-agent.
+    "subagent.started" => SubagentStarted {
+        /// The id that the model gave to the call.
+        call: String,
+        /// The sub-agent.
+        agent: AgentId,
+        /// Its role.
+        role: String,
+        /// The Body in which it works.
+        body: BodyId,
+    }
+
+    /// A sub-agent ended. Its cost counts for the agent that started it.
+    "subagent.ended" => SubagentEnded {
+        /// The id that the model gave to the call.
+        call: String,
+        /// The sub-agent.
+        agent: AgentId,
+        /// The end of the sub-agent.
+        outcome: CallOutcome,
+        /// The answers of its model, and of those of its own sub-agents.
+        answers: u64,
+        /// The answers among them whose price is not known.
+        unpriced_answers?: u64,
+        /// The tokens of these answers.
+        usage: ModelUsage,
+        /// The cost of these answers in millionths of a dollar, as far as their prices are known.
+        cost_microdollars: u64,
+    }
+
+    /// The work of a sub-agent went into the Body of the agent that started it, or could not.
+    "work.merged" => WorkMerged {
+        /// The Body that the work goes into.
+        body: BodyId,
+        /// The result.
+        outcome: MergeOutcome,
+        /// The files that changed or conflict, at most 100.
+        files?: Vec<String>,
+        /// The ref in that Body that names the work.
+        reference?: Option<String>,
+        /// The result in words.
+        note: String,
+    }
+
+    /// The agent wrote a file of its own, which is in its log and in no Body.
+    "agent.file_written" => AgentFileWritten {
+        /// The path, below the agent's own directory.
+        path: String,
+        /// The content; left out if it is in an artifact.
+        content?: Option<String>,
+        /// The SHA-256 of the artifact that holds the content.
+        artifact?: Option<String>,
+        /// The length of the artifact.
+        artifact_bytes?: u64,
+    }
+
+    /// The agent removed a file of its own, or a directory with its files.
+    "agent.file_removed" => AgentFileRemoved {
+        /// The path.
+        path: String,
+    }
+
+    /// A summary stands for the older part of the conversation from here on. The older events stay in the log.
+    "history.compacted" => HistoryCompacted {
+        /// How many messages at the beginning of the conversation the summary stands for.
+        messages: u64,
+        /// The summary.
+        summary: String,
+        /// The file in which the agent finds the older messages.
+        file?: Option<String>,
+        /// The tokens of the answer that is the summary.
+        usage?: Option<ModelUsage>,
+        /// The cost of that answer in millionths of a dollar, if its price is known.
+        cost_microdollars?: Option<u64>,
+    }
+
+    /// The agent waits.
+    "agent.paused" => AgentPaused {
+        /// The reason.
+        reason: AgentPause,
+        /// The reason in words, with the command that goes on.
+        why: String,
+    }
+
+    /// A person asked the agent to stop what it is doing.
+    "agent.interrupted" => AgentInterrupted {
+        /// Whether the agent's processes end, too.
+        #[serde(default)]
+        stop: bool,
+    }
+
+    /// A person let the agent go on after a pause.
+    "agent.resumed" => AgentResumed {}
+
+    /// A person changed the agent's budget.
+    "agent.budgeted" => AgentBudgeted {
+        /// The new budget.
+        budget: AgentBudget,
+    }
+
+    /// The agent has finished its task.
+    "agent.finished" => AgentFinished {
+        /// The agent's last words.
+        summary: String,
+    }
+
+    /// The agent goes on from an earlier place: its conversation and its Body are those of then.
+    "agent.rewound" => AgentRewound {
+        /// The `seq` of the last event that still counts.
+        through: u64,
+        /// The turn.
+        turn: u64,
+    }
+
+    /// `pal` is about to remove the agent from the list of agents. Its events stay.
+    "agent.removed" => AgentRemoved {
+        /// Whether its Body is removed, too.
+        #[serde(default)]
+        body_removed: bool,
     }
 }

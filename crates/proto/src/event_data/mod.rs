@@ -11,6 +11,7 @@
 
 #[macro_use]
 mod macros;
+mod agents;
 mod kinds;
 mod records;
 #[cfg(test)]
@@ -21,8 +22,9 @@ mod tests;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::{BodyId, Draft, Event};
+use crate::{AgentId, BodyId, Draft, Event};
 
+pub use agents::*;
 pub use kinds::*;
 pub use records::*;
 
@@ -54,6 +56,17 @@ impl Draft {
     /// An event about a Body.
     pub fn about(body: &BodyId, data: impl Into<EventData>) -> Self {
         Self { body: Some(body.clone()), ..Self::new(data) }
+    }
+
+    /// An event of an agent. It goes to the agent's chain.
+    pub fn of_agent(agent: &AgentId, data: impl Into<EventData>) -> Self {
+        Self { brain: Some(agent.to_string()), ..Self::new(data) }
+    }
+
+    /// Names the Body that the event concerns.
+    #[must_use]
+    pub fn in_body(self, body: Option<&BodyId>) -> Self {
+        Self { body: body.cloned(), ..self }
     }
 
     /// An event about no Body.

@@ -21,7 +21,7 @@ words! {
 
     /// The part of `pal` that removed a Body on its own.
     RemovedBy {
-        /// `pal gc`.
+        /// `pal gc`, or the first `pal` that found what a killed one had left.
         "gc" => Gc,
         /// `pal up`, after it failed to set up the Body.
         "up" => Up,
@@ -45,6 +45,20 @@ words! {
 }
 
 records! {
+    /// A prepare step that failed or did not run, so that the Body is prepared only in part.
+    "missing step" => MissingStep {
+        /// The workspace.
+        workspace: String,
+        /// The directory below the workspace; left out for its top.
+        dir?: String,
+        /// The name of the step, such as `npm ci`.
+        name: String,
+        /// The reason in one line.
+        why: String,
+        /// Whether the next `pal up` tries it again: it did not run, or its cause may pass.
+        retry?: bool,
+    }
+
     /// The terms on which `pal serve` keeps a Body: its lease, without the tokens and the network settings.
     "lease" => LeaseTerms {
         /// The id of the key that created the Body.
@@ -216,4 +230,12 @@ pub enum OutputContent {
     Hex(String),
     /// Longer output: the SHA-256 of a file in `artifacts/` of the data directory.
     Artifact(String),
+}
+
+impl MissingStep {
+    /// Names the step and its directory, such as `npm ci in web`, escaped for a terminal.
+    pub fn title(&self) -> String {
+        let name = crate::text::visible(&self.name);
+        if self.dir.is_empty() { name } else { format!("{name} in {}", crate::text::visible(&self.dir)) }
+    }
 }

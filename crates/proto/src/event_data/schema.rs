@@ -5,11 +5,13 @@ use std::{collections::BTreeMap, fmt::Write, fs, path::Path};
 use serde_json::Value;
 
 use super::{
-    ExecExit, ExecOutcome, ExecOutput, KeyQuota, LandedWork, LeaseTerms, OutputContent, SavedSubmodule,
-    SavedWork, SealedHead, SkippedFile, kinds,
+    AgentBudget, AgentParent, AgentPosition, AgentSpec, ExecExit, ExecOutcome, ExecOutput, KeyQuota,
+    LandedWork, LeaseTerms, MissingStep, ModelUsage, OutputContent, SavedSubmodule, SavedWork, SealedHead,
+    SkippedFile, StoredMessage, Todo, kinds,
 };
 use crate::{
-    BodyId, ChainId, Enforcement, LayerId, SnapshotId, TemplateId,
+    AgentId, BodyId, ChainId, Enforcement, LayerId, SnapshotId, TemplateId,
+    egress::EgressRule,
     launch::GuestEnd,
     lease::{OnTimeout, PauseMode},
     spec::PublicSpec,
@@ -87,6 +89,9 @@ forms! {
     String => "text",
     bool => "true or false",
     i32 => "number",
+    u32 => "number",
+    Value => "any JSON",
+    AgentId => "id of an agent",
     u64 => "number",
     BodyId => "id of a Body",
     ChainId => "`body/ID`, `agent/ID`, `node/ID` or `log`",
@@ -98,6 +103,8 @@ forms! {
     PublicSpec => link("spec"),
     Enforcement => link("enforcement"),
     GuestEnd => link("body end"),
+    std::net::IpAddr => "IP address",
+    EgressRule => "rule: `to`, and where they are given `action` (`allow` or `deny`), `why`, `match` and `not_match`",
     OnTimeout => "`\"kill\"`, `{\"pause\":\"memory\"}` or `{\"pause\":\"files\"}`",
     PauseMode => "`\"memory\"` or `\"files\"`",
 }
@@ -114,22 +121,16 @@ impl<T: JsonForm> JsonForm for Vec<T> {
     }
 }
 
+/// As a part of another struct, a map has one field for each of its names.
 impl<T: JsonForm> JsonForm for BTreeMap<String, T> {
     fn form() -> String {
         format!("object by name: {}", T::form())
     }
-}
-
-/// A map of settings has one field for each setting.
-impl JsonForm for BTreeMap<String, Value> {
-    fn form() -> String {
-        "object".to_owned()
-    }
 
     fn section() -> Section {
         let field = Field {
-            name: "the name of a setting".to_owned(),
-            form: "text, number or null".to_owned(),
+            name: "the name of an entry".to_owned(),
+            form: T::form(),
             meaning: "Its new value.".to_owned(),
         };
         Section { title: "", meaning: "", fields: vec![field] }
@@ -207,6 +208,7 @@ fn generated() -> String {
     }
     let parts = [
         LeaseTerms::section(),
+        MissingStep::section(),
         ExecOutput::section(),
         SavedWork::section(),
         SkippedFile::section(),
@@ -214,6 +216,13 @@ fn generated() -> String {
         LandedWork::section(),
         SealedHead::section(),
         KeyQuota::section(),
+        AgentSpec::section(),
+        AgentBudget::section(),
+        AgentParent::section(),
+        AgentPosition::section(),
+        StoredMessage::section(),
+        ModelUsage::section(),
+        Todo::section(),
     ];
     for part in &parts {
         writeln!(text, "\n### {}\n\n{}\n", part.title, part.meaning).unwrap();

@@ -35,6 +35,10 @@ fn written_before() -> Vec<(&'static str, Value)> {
     let started = json!({
         "argv": ["sh"], "user": null, "workdir": null, "tty": false, "env": ["TOKEN"], "timeout_ms": null,
     });
+    let agent = json!({
+        "id": "a2", "model": "script:f", "title": "fix it", "mode": "auto", "budget": {"tokens": 5},
+        "parent": {"agent": "a1", "call": "c1", "depth": 1},
+    });
     let with = |mut data: Value, name: &str, value: Value| {
         data[name] = value;
         data
@@ -56,6 +60,7 @@ fn written_before() -> Vec<(&'static str, Value)> {
         ("body.leased", lease),
         ("body.expired", json!({"deadline_ms": 7, "then": "kill"})),
         ("body.expired", json!({"deadline_ms": null, "then": {"pause": "files"}})),
+        ("body.limited", json!({"memory": 4294967296u64, "pids": 100})),
         ("body.forked", json!({"snapshot": "s1", "bodies": ["a", "b"]})),
         ("body.removed", json!({})),
         ("body.removed", json!({"by": "gc"})),
@@ -72,6 +77,11 @@ fn written_before() -> Vec<(&'static str, Value)> {
         ("network.allowed", json!({"to": "pypi.org:443", "allowed": true, "why": "w"})),
         ("network.denied", json!({"to": "evil.example:443", "allowed": false, "why": "w"})),
         ("network.counted", json!({"to": "a.example:443", "allowed": true, "why": "w", "count": 3})),
+        ("network.named", json!({"to": "pypi.org", "address": "198.18.0.1"})),
+        (
+            "network.changed",
+            json!({"generation": 2, "rules": [{"to": "pypi.org:443"}, {"action": "deny", "to": "*", "why": "w"}]}),
+        ),
         ("exec.started", started.clone()),
         ("exec.started", with(started.clone(), "tag", json!("t"))),
         ("exec.started", with(started, "by", json!("envd"))),
@@ -115,6 +125,71 @@ fn written_before() -> Vec<(&'static str, Value)> {
         (
             "request.denied",
             json!({"key": null, "method": "GET", "path": "/", "why": "w", "unwritten_before": 2}),
+        ),
+        ("agent.created", json!({"spec": agent.clone()})),
+        ("agent.created", json!({"spec": agent, "forked_from": {"agent": "a1", "through": 7}})),
+        ("agent.driven", json!({"fence": 2, "pid": 77})),
+        ("agent.embodied", json!({"body": "abc"})),
+        ("agent.instructed", json!({"system": {"blocks": ["be good"]}})),
+        ("message.received", json!({"from": "user", "text": "fix it"})),
+        (
+            "model.asked",
+            json!({"turn": 1, "attempt": 0, "model": "script:f", "messages": 1, "bytes": 9, "prefix_bytes": 0}),
+        ),
+        (
+            "model.answered",
+            json!({"turn": 1, "message": {"artifact": "00", "artifact_bytes": 9}, "stop": "tool_use",
+                "usage": {"input": 1, "output": 2, "cache_read": 3, "cache_write": 4}, "cost_microdollars": null, "took_ms": 5}),
+        ),
+        ("model.failed", json!({"turn": 1, "attempt": 1, "why": "w", "retry_ms": 10})),
+        (
+            "call.started",
+            json!({"call": "c1", "tool": "ls", "arguments": {"path": "/"}, "risk": "read", "venue": "body", "why": "w", "key": "k"}),
+        ),
+        (
+            "call.ended",
+            json!({"call": "c1", "outcome": "done", "result": {"blocks": []}, "exit_code": 1, "took_ms": 5}),
+        ),
+        ("approval.asked", json!({"call": "c1", "tool": "ls", "arguments": {}, "why": "w"})),
+        ("approval.given", json!({"call": "c1", "decision": "reject", "message": "no", "scope": "once"})),
+        ("question.asked", json!({"call": "c1", "question": "q", "choices": ["a"]})),
+        ("question.answered", json!({"call": "c1", "answer": "a"})),
+        ("plan.changed", json!({"todos": [{"content": "c", "status": "in_progress"}]})),
+        ("plan.adopted", json!({"plan": "fix-bug", "template": {"phases": []}, "why": "w"})),
+        ("phase.entered", json!({"plan": "fix-bug", "phase": null, "check": "passed"})),
+        ("checkpoint.taken", json!({"turn": 1, "snapshot": "s1", "took_ms": 5})),
+        ("checkpoint.removed", json!({"snapshot": "s1"})),
+        ("subagent.started", json!({"call": "c1", "agent": "a2", "role": "tester", "body": "abc"})),
+        (
+            "subagent.ended",
+            json!({"call": "c1", "agent": "a2", "outcome": "done", "answers": 3, "unpriced_answers": 1,
+                "usage": {"input": 1, "output": 2, "cache_read": 3, "cache_write": 4}, "cost_microdollars": 5}),
+        ),
+        (
+            "work.merged",
+            json!({"body": "abc", "outcome": "conflict", "files": ["a"], "reference": "refs/x", "note": "n"}),
+        ),
+        ("agent.file_written", json!({"path": "/notes.md", "artifact": "0".repeat(64), "artifact_bytes": 9})),
+        ("agent.file_removed", json!({"path": "/notes.md"})),
+        (
+            "history.compacted",
+            json!({"messages": 4, "summary": "s", "file": "/f",
+                "usage": {"input": 1, "output": 2, "cache_read": 3, "cache_write": 4}, "cost_microdollars": 5}),
+        ),
+        ("agent.paused", json!({"reason": "approval", "why": "w"})),
+        ("agent.interrupted", json!({"stop": false})),
+        ("agent.resumed", json!({})),
+        ("agent.budgeted", json!({"budget": {"turns": 3}})),
+        ("agent.finished", json!({"summary": "s"})),
+        ("agent.rewound", json!({"through": 7, "turn": 1})),
+        ("agent.removed", json!({"body_removed": true})),
+        (
+            "workspace.synced",
+            json!({"workspace": "app", "branch": "main", "commit": "c", "reference": "refs/remotes/host/main"}),
+        ),
+        (
+            "workspace.prepared",
+            json!({"layer": "m2hfx4pak3v9", "missing": [{"workspace": "app", "dir": "web", "name": "npm ci", "why": "code 1", "retry": true}]}),
         ),
     ]
 }
