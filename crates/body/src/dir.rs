@@ -7,10 +7,11 @@
 //! run.json   the guest that was started last, until its end was handled
 //! end.json   why the last guest ended, written by the supervisor
 //! step.lock  of a Body of a build step: locked by the `pal` that runs the step
+//! missing-steps.json  the prepare steps that `pal prepare` left missing; without it, those of the snapshot below
 //! held       exists while the Body's processes are briefly frozen for a snapshot
 //! ```
 //! Invariant: a directory without `spec.json` is not a Body, so a Body that a killed `pal` half created or
-//! half removed is never mistaken for one. The file's contents never change.
+//! half removed is never mistaken for one. Of the file's contents only the limits ever change.
 //! Trust: the files are ours; a Body cannot reach them. A full disk may still have cut them short.
 
 use std::{
@@ -26,7 +27,9 @@ use std::{
 };
 
 use proto::{
-    Enforcement, Spec,
+    BodyName, Enforcement, Mechanism, Spec,
+    egress::Flush,
+    event_data::MissingStep,
     launch::{GuestEnd, RunRecord},
     vm::StartReport,
 };
@@ -34,7 +37,7 @@ use rustix::{
     fs::FlockOperation,
     process::{Pid, Signal},
 };
-use serde::de::DeserializeOwned;
+use serde::{Deserialize, de::DeserializeOwned};
 use sys::cgroup::{FreezerState, OomCounter};
 
 const SPEC: &str = "spec.json";
@@ -42,6 +45,7 @@ const DRAFT: &str = "spec.draft";
 const HELD: &str = "held";
 const STEP_LOCK: &str = "step.lock";
 const RUN: &str = "run.json";
+const MISSING_STEPS: &str = "missing-steps.json";
 const RECEIPT: &str = "receipt.json";
 const FILE_LEN_MAX: u64 = 1 << 20;
 /// How long a supervisor may take to record how its guest ended.
@@ -94,6 +98,13 @@ pub enum ProcessState {
     Dead(GuestEnd),
     /// The guest ran in an earlier boot of the host.
     Interrupted,
+}
+
+/// The part of a spec that [`BodyDir::name`] reads.
+#[derive(Deserialize)]
+struct SpecName {
+    #[serde(default)]
+    name: Option<BodyName>,
 }
 
 /// A Body's directory.
@@ -163,6 +174,16 @@ impl BodyDir {
         self.read(SPEC)
     }
 
+    /// The name in the Body's spec. This costs less than the whole spec.
+    pub fn name(&self) -> Result<Option<BodyName>, DirError> {
+        self.read::<SpecName>(SPEC).map(|spec| spec.name)
+    }
+
+    /// The name in the draft of a spec.
+    pub fn draft_name(&self) -> Result<Option<BodyName>, DirError> {
+        self.read::<SpecName>(DRAFT).map(|spec| spec.name)
+    }
+
     /// Writes the draft of the spec. The directory becomes a Body when the spec is
     /// [published](Self::publish).
     pub fn draft_spec(&self, spec: &Spec) -> Result<(), DirError> {
@@ -180,12 +201,32 @@ impl BodyDir {
         self.rename(DRAFT, SPEC).map_err(|source| DirError::Write { name: SPEC, source })
     }
 
-    /// Withdraws the spec: the directory is no Body any more, and its files are about to be removed.
-    pub fn unpublish(&self) -> io::Result<()> {
+    /// Withdraws the spec: the directory is no Body any more, and its files are about to be removed. With
+    /// [`Flush::Disk`], also a power failure does not bring the spec back.
+    pub fn unpublish(&self, flush: Flush) -> io::Result<()> {
         match self.rename(SPEC, DRAFT) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(error),
+            Ok(()) if flush == Flush::Disk => File::open(&self.path)?.sync_all(),
+            Ok(()) => Ok(()),
         }
+    }
+
+    /// Replaces the spec of a Body whose limits changed. The caller holds the lock.
+    pub fn rewrite_spec(&self, spec: &Spec) -> Result<(), DirError> {
+        let text = serde_json::to_vec(spec).map_err(|source| DirError::Damaged { name: SPEC, source })?;
+        sys::fd::write_whole(&self.path.join(SPEC), &text)
+            .map_err(|source| DirError::Write { name: SPEC, source })
+    }
+
+    /// The prepare steps that the Body lacks; none if they are those of the snapshot below it.
+    pub fn missing_steps(&self) -> Option<Vec<MissingStep>> {
+        self.read(MISSING_STEPS).ok()
+    }
+
+    /// Records the prepare steps that the Body lacks.
+    pub fn write_missing_steps(&self, missing: &[MissingStep]) -> io::Result<()> {
+        sys::fd::write_whole(&self.path.join(MISSING_STEPS), &serde_json::to_vec(missing)?)
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
@@ -250,6 +291,21 @@ impl BodyDir {
             }
             read => read,
         }
+    }
+
+    /// Replaces entries of the enforcement record. The caller holds the lock.
+    pub fn restate_mechanisms(&self, changed: Vec<Mechanism>) -> Result<(), DirError> {
+        const NAME: &str = "enforcement.json";
+        let mut record = self.enforcement()?;
+        for new in changed {
+            match record.mechanisms.iter_mut().find(|known| known.name == new.name) {
+                Some(known) => *known = new,
+                None => record.mechanisms.push(new),
+            }
+        }
+        let text = serde_json::to_vec(&record).map_err(|source| DirError::Damaged { name: NAME, source })?;
+        sys::fd::write_whole(&self.path.join(NAME), &text)
+            .map_err(|source| DirError::Write { name: NAME, source })
     }
 
     /// The start report of the microVM, if it is one.

@@ -21,12 +21,12 @@
 use std::{
     fmt,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
 use proto::{
-    BodyId, Failure, Kind, Layer, Limits, MechanismStatus, Size, Spec,
+    BodyId, Failure, Kind, Layer, Limits, Mechanism, MechanismStatus, Size, Spec,
     guest::GuestConfig,
     launch::RunRecord,
     limits::HostCapacity,
@@ -53,6 +53,37 @@ pub struct DriverContext {
     pub data: PathBuf,
     /// The secret from which tokens are derived.
     pub key: String,
+    /// The caller's ear for work that takes long.
+    pub notices: Notices,
+}
+
+/// A function that takes lines about work that takes long.
+type NoticeListener = Box<dyn Fn(&str) + Send + Sync>;
+
+/// Where lines about work that takes long go. They are lost until a caller listens.
+#[derive(Default)]
+pub struct Notices {
+    listener: OnceLock<NoticeListener>,
+}
+
+impl Notices {
+    /// Sets the listener; only the first one counts.
+    pub fn listen(&self, listener: impl Fn(&str) + Send + Sync + 'static) {
+        let _ = self.listener.set(Box::new(listener));
+    }
+
+    /// Tells a line.
+    pub fn tell(&self, line: &str) {
+        if let Some(listener) = self.listener.get() {
+            listener(line);
+        }
+    }
+}
+
+impl std::fmt::Debug for Notices {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Notices")
+    }
 }
 
 impl DriverContext {
@@ -186,6 +217,40 @@ impl LimitRequest {
         })?;
         Ok(limits)
     }
+}
+
+impl From<&Limits> for LimitRequest {
+    /// The request for exactly these limits.
+    fn from(limits: &Limits) -> Self {
+        Self {
+            memory: Some(limits.memory),
+            cpu_milli: Some(limits.cpu_milli),
+            pids: Some(limits.pids),
+            disk: Some(limits.disk),
+            inodes: Some(limits.inodes),
+            files: Some(limits.files),
+            wall: limits.wall_ms.map(Duration::from_millis),
+            output: Some(limits.output),
+        }
+    }
+}
+
+/// The result of changing limits of a running Body.
+#[derive(Debug, Default)]
+pub struct ChangedLimits {
+    /// The entries of the enforcement record for the limits that are in force now.
+    pub mechanisms: Vec<Mechanism>,
+    /// The limits that count from the next start on.
+    pub deferred: Vec<DeferredLimit>,
+}
+
+/// A limit that counts from the next start of its Body on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct DeferredLimit {
+    /// The name of the limit.
+    pub limit: &'static str,
+    /// Why it does not count at once.
+    pub why: String,
 }
 
 /// Whether a start may restore saved memory.
@@ -325,6 +390,15 @@ pub trait Driver: fmt::Debug + Send + Sync {
 
     /// Notifies the driver that a Body of its layer has started.
     fn note_started(&self, _spec: &Spec, _report: &StartReport) {}
+
+    /// Changes limits of a running Body as far as that is possible; those that remain count from its next start on.
+    fn change_limits(&self, running: &RunRecord, spec: &Spec, new: &Limits)
+    -> Result<ChangedLimits, Failure>;
+
+    /// Refuses new limits that a Body, once created, can never get.
+    fn check_new_limits(&self, _spec: &Spec, _new: &Limits) -> Result<(), Failure> {
+        Ok(())
+    }
 
     /// Freezes every process of a Body.
     fn pause(&self, running: &RunRecord) -> Result<(), Failure> {
@@ -471,7 +545,12 @@ mod tests {
                 cgroups: Default::default(),
                 flush: proto::egress::Flush::Kernel,
             });
-            let context = DriverContext { launch, data: PathBuf::new(), key: key.to_owned() };
+            let context = DriverContext {
+                launch,
+                data: PathBuf::new(),
+                key: key.to_owned(),
+                notices: Notices::default(),
+            };
             context.token(&"abc".parse().unwrap())
         };
         // The value was computed with Python's hmac module.

@@ -3,6 +3,8 @@
 //!
 //! ```text
 //! events    the spool: lines of decisions, appended by `pal-egress`, which holds a shared lock on it
+//! policy.json   the newest orders, which the supervisor gives to each `pal-egress` that it starts
+//! control.sock  the socket on which `pal-egress` takes new orders from `pal`
 //! drained   how much of the spool is in the event log; locked by the `pal` that copies lines there
 //! shared/   the directory that the Body sees: egress.sock, certificates.pem
 //! ```
@@ -16,15 +18,24 @@
 
 use std::{
     fs::{self, File},
-    io::{self, Read, Seek, SeekFrom},
-    os::unix::fs::{DirBuilderExt, FileExt, PermissionsExt},
+    io::{self, Read, Seek, SeekFrom, Write},
+    os::{
+        fd::AsFd,
+        unix::{
+            fs::{DirBuilderExt, FileExt, PermissionsExt},
+            net::UnixStream,
+        },
+    },
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
 use proto::{
-    BodyId,
-    egress::{LINE_LEN_MAX, SHARED, SPOOL, SpoolLine},
+    BodyId, Mechanism, Spec,
+    egress::{
+        CONTROL, EgressControl, EgressOrders, EgressReply, LINE_LEN_MAX, MESSAGE_LEN_MAX, ORDERS, SHARED,
+        SPOOL, SpoolLine,
+    },
 };
 use rustix::{fs::FlockOperation, io::Errno};
 use serde::{Deserialize, Serialize};
@@ -41,6 +52,13 @@ const DRAIN_PATIENCE: Duration = Duration::from_secs(10);
 /// How long an egress proxy may take to exit after its Body has ended.
 const END_PATIENCE: Duration = Duration::from_secs(10);
 const LOOK_EVERY: Duration = Duration::from_millis(2);
+/// How long the supervisor may take to restart an egress proxy that `pal` wants to talk to.
+const CONNECT_PATIENCE: Duration = Duration::from_secs(5);
+const CONNECT_EVERY: Duration = Duration::from_millis(20);
+/// How long an egress proxy may take to answer a control message.
+const REPLY_PATIENCE: Duration = Duration::from_secs(10);
+/// The number of rules that an enforcement record names.
+const RULES_SHOWN: usize = 5;
 
 /// The directory of one Body's egress proxy.
 #[derive(Debug, Clone)]
@@ -90,6 +108,44 @@ impl EgressDir {
             fs::set_permissions(&place, fs::Permissions::from_mode(0o644))?;
         }
         Ok(())
+    }
+
+    /// Replaces the orders of the Body's egress proxy. A reader sees the old or the new ones.
+    pub fn write_orders(&self, orders: &EgressOrders) -> io::Result<()> {
+        sys::fd::write_whole(&self.path.join(ORDERS), &serde_json::to_vec(orders)?)
+    }
+
+    /// Whether an egress proxy was prepared for the Body's current or next start.
+    pub fn has_orders(&self) -> bool {
+        self.path.join(ORDERS).exists()
+    }
+
+    /// Sends a message to the running egress proxy, and reads its answer. Waits a few seconds for a proxy that its
+    /// supervisor restarts.
+    pub fn ask(&self, message: &EgressControl) -> io::Result<EgressReply> {
+        let socket = self.connect()?;
+        let mut line = serde_json::to_vec(message)?;
+        line.push(b'\n');
+        socket.set_write_timeout(Some(REPLY_PATIENCE))?;
+        (&socket).write_all(&line)?;
+        let reply = read_line(&socket, Instant::now() + REPLY_PATIENCE)?;
+        serde_json::from_slice(&reply).map_err(|_| io::Error::other("the egress proxy gave no answer"))
+    }
+
+    fn connect(&self) -> io::Result<UnixStream> {
+        let deadline = Instant::now() + CONNECT_PATIENCE;
+        // The path goes through a descriptor, because a socket's path may have at most 107 bytes.
+        let dir = sys::fd::open_path(&self.path)?;
+        let path = sys::fd::path_of(dir.as_fd()).join(CONTROL);
+        loop {
+            let waits = |error: &io::Error| {
+                matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
+            };
+            match UnixStream::connect(&path) {
+                Err(error) if waits(&error) && Instant::now() < deadline => std::thread::sleep(CONNECT_EVERY),
+                connected => return connected,
+            }
+        }
     }
 
     /// Waits until the egress proxy has exited, so that no line follows.
@@ -190,6 +246,40 @@ impl Drain {
     }
 }
 
+/// Reads a line of bounded length, until a deadline.
+fn read_line(mut socket: &UnixStream, deadline: Instant) -> io::Result<Vec<u8>> {
+    let mut line = Vec::new();
+    let mut chunk = [0; 4096];
+    while !line.contains(&b'\n') && (line.len() as u64) < MESSAGE_LEN_MAX {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        socket.set_read_timeout(Some(left))?;
+        match socket.read(&mut chunk)? {
+            0 => break,
+            len => line.extend_from_slice(&chunk[..len]),
+        }
+    }
+    Ok(line)
+}
+
+/// The entry of the enforcement record about a Body's policy; none without one.
+pub fn policy_record(spec: &Spec) -> Option<Mechanism> {
+    let rules = spec.egress.as_ref()?.all_rules();
+    let shown: Vec<String> = rules.iter().take(RULES_SHOWN).map(|rule| rule.shown()).collect();
+    let more = match rules.len().saturating_sub(RULES_SHOWN) {
+        0 => String::new(),
+        more => format!(", and {more} more"),
+    };
+    let rules = if shown.is_empty() { "no rule: nothing is allowed".to_owned() } else { shown.join(", ") };
+    let text = format!(
+        "a process of the host connects it to what its policy allows, and records each decision before it forwards \
+         a byte; the policy at its start: {rules}{more}"
+    );
+    Some(Mechanism::degraded("egress proxy", text))
+}
+
 /// Reads the noted position. A note that was cut short is ignored; then the log itself shows how much it has.
 fn read_position(drained: &File) -> io::Result<Position> {
     let mut text = [0; 128];
@@ -211,9 +301,9 @@ fn lock(file: &File, patience: Duration) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
+    use std::os::unix::net::UnixListener;
 
-    use proto::egress::{Decision, DecisionKind};
+    use proto::egress::{Decision, DecisionKind, EgressRule, Flush};
 
     use super::*;
 
@@ -223,6 +313,36 @@ mod tests {
         let mut text = serde_json::to_vec(&line).unwrap();
         text.push(b'\n');
         (line, text)
+    }
+
+    #[test]
+    fn a_control_message_is_answered_also_while_the_proxy_restarts() {
+        let top = std::env::temp_dir().join(format!("palisade-control-{}", std::process::id()));
+        let dir = EgressDir::of(&top.join("long/".repeat(24)), &"b1".parse().unwrap());
+        dir.prepare(None).unwrap();
+        assert!(dir.path().join(CONTROL).as_os_str().len() > 107 && !dir.has_orders());
+        let rules = vec![EgressRule::allow("pypi.org:443")];
+        let orders = EgressOrders { rules, generation: 2, flush: Flush::Kernel };
+        dir.write_orders(&orders).unwrap();
+        assert!(dir.has_orders());
+        let server = dir.clone();
+        let proxy = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(50));
+            let shared = sys::fd::open_path(server.path()).unwrap();
+            let listener = UnixListener::bind(sys::fd::path_of(shared.as_fd()).join(CONTROL)).unwrap();
+            let (socket, _) = listener.accept().unwrap();
+            let asked = read_line(&socket, Instant::now() + REPLY_PATIENCE).unwrap();
+            let reply = EgressReply::State { generation: 2, open: 1, closed: 3 };
+            (&socket).write_all(&serde_json::to_vec(&reply).unwrap()).unwrap();
+            serde_json::from_slice::<EgressControl>(&asked).unwrap()
+        });
+        let asked = EgressControl::Replace(orders.clone());
+        assert_eq!(dir.ask(&asked).unwrap(), EgressReply::State { generation: 2, open: 1, closed: 3 });
+        assert_eq!(proxy.join().unwrap(), asked);
+        let stored: EgressOrders =
+            serde_json::from_slice(&fs::read(dir.path().join(ORDERS)).unwrap()).unwrap();
+        assert_eq!(stored, orders);
+        fs::remove_dir_all(top).unwrap();
     }
 
     #[test]

@@ -14,6 +14,8 @@ use proto::{
 };
 use sys::{cgroup::CgroupMounts, fd::write_kernel};
 
+use crate::driver::{ChangedLimits, DeferredLimit};
+
 /// The prefix of our cgroups. They are at the top of their hierarchy, so that the last Body leaves nothing
 /// behind.
 const OURS: &str = "palisade-";
@@ -50,6 +52,38 @@ pub fn apply_limits(
         groups.make_v1(mounts, &mut made);
     }
     groups.fall_back(made, ids_have_root)
+}
+
+/// Changes the limits of a running Body in its cgroups. A limit that no cgroup enforces counts from the next start on.
+pub fn change_limits(
+    cgroups: &[Cgroup],
+    body: &BodyId,
+    old: &Limits,
+    new: &Limits,
+    cpus: u32,
+) -> io::Result<ChangedLimits> {
+    let maker = CgroupMaker { body, limits: new, cpus };
+    let mut changed = ChangedLimits::default();
+    let mut note = |limit: &'static str, record: io::Result<Option<Mechanism>>| -> io::Result<()> {
+        match record? {
+            Some(mechanism) => changed.mechanisms.push(mechanism),
+            None => {
+                let why = "no cgroup of the running Body limits it".to_owned();
+                changed.deferred.push(DeferredLimit { limit, why });
+            }
+        }
+        Ok(())
+    };
+    if new.memory != old.memory {
+        note("memory", maker.change_memory(cgroups, old))?;
+    }
+    if new.pids != old.pids {
+        note("pids", maker.change_pids(cgroups))?;
+    }
+    if new.cpu_milli != old.cpu_milli {
+        note("cpus", maker.change_cpus(cgroups))?;
+    }
+    Ok(changed)
 }
 
 /// Whether Bodies of this host are limited by cgroup v2.
@@ -187,6 +221,58 @@ impl CgroupMaker<'_> {
         made.cgroups.push(Cgroup { path: group, version: CgroupVersion::V1 });
     }
 
+    /// Sets the memory limit; none if no cgroup has one.
+    fn change_memory(&self, cgroups: &[Cgroup], old: &Limits) -> io::Result<Option<Mechanism>> {
+        let value = self.limits.memory.0.to_string();
+        if let Some(file) = find_file(cgroups, "memory.max") {
+            write_kernel(&file, &value)?;
+            return Ok(Some(
+                self.memory_record("cgroup v2", file.with_file_name("memory.swap.max").exists()),
+            ));
+        }
+        let Some(file) = find_file(cgroups, "memory.limit_in_bytes") else { return Ok(None) };
+        let swap = Some(file.with_file_name("memory.memsw.limit_in_bytes")).filter(|file| file.exists());
+        // The limit with swap is never below the one without.
+        let (first, then) = match &swap {
+            Some(swap) if self.limits.memory > old.memory => (Some(swap), Some(&file)),
+            swap => (Some(&file), swap.as_ref()),
+        };
+        first.into_iter().chain(then).try_for_each(|file| write_kernel(file, &value))?;
+        Ok(Some(self.memory_record("cgroup v1", swap.is_some())))
+    }
+
+    /// Sets the process limit; none if no cgroup has one.
+    fn change_pids(&self, cgroups: &[Cgroup]) -> io::Result<Option<Mechanism>> {
+        let Some(group) = cgroups.iter().find(|group| group.path.join("pids.max").exists()) else {
+            return Ok(None);
+        };
+        write_kernel(&group.path.join("pids.max"), &self.limits.pids.to_string())?;
+        Ok(Some(self.pids_record(version(group))))
+    }
+
+    /// Sets the CPU quota; none if no cgroup has one.
+    fn change_cpus(&self, cgroups: &[Cgroup]) -> io::Result<Option<Mechanism>> {
+        let quota = u64::from(self.limits.cpu_milli) * CPU_PERIOD_US / 1000;
+        let (file, value) = match find_file(cgroups, "cpu.max") {
+            Some(file) if self.whole_host() => (file, format!("max {CPU_PERIOD_US}")),
+            Some(file) => (file, format!("{quota} {CPU_PERIOD_US}")),
+            None => match find_file(cgroups, "cpu.cfs_quota_us") {
+                Some(file) => (file, if self.whole_host() { "-1".to_owned() } else { quota.to_string() }),
+                None => return Ok(None),
+            },
+        };
+        write_kernel(&file, &value)?;
+        Ok(Some(match self.whole_host() {
+            true => self.whole_host_record(),
+            false if file.ends_with("cpu.max") => self.cpu_record("cgroup v2 quota"),
+            false => self.cpu_record("cgroup v1 quota"),
+        }))
+    }
+
+    fn whole_host_record(&self) -> Mechanism {
+        Mechanism::enforced("cpu limit", format!("all {} CPUs of this host, as requested", self.cpus))
+    }
+
     fn memory_record(&self, by: &str, swap: bool) -> Mechanism {
         let swap = if swap { ", swap included" } else { "; this kernel does not count swap" };
         Mechanism::enforced("memory limit", format!("{} by {by}{swap}", self.limits.memory))
@@ -286,10 +372,7 @@ impl CgroupMaker<'_> {
             });
         }
         if self.whole_host() {
-            mechanisms.push(Mechanism::enforced(
-                "cpu limit",
-                format!("all {} CPUs of this host, as requested", self.cpus),
-            ));
+            mechanisms.push(self.whole_host_record());
         } else if !made.cpu {
             let count = self.limits.cpu_milli.div_ceil(1000);
             cpus = Some(count);
@@ -304,6 +387,18 @@ impl CgroupMaker<'_> {
             Mechanism::degraded("freezer", format!("pause stops processes one by one with SIGSTOP: {why}"))
         });
         BodyCgroups { cgroups: made.cgroups, rlimits, cpus, mechanisms, may_be_divided: false }
+    }
+}
+
+/// A file that one of the cgroups has.
+fn find_file(cgroups: &[Cgroup], name: &str) -> Option<PathBuf> {
+    cgroups.iter().map(|group| group.path.join(name)).find(|file| file.exists())
+}
+
+fn version(group: &Cgroup) -> &'static str {
+    match group.version {
+        CgroupVersion::V1 => "cgroup v1",
+        CgroupVersion::V2 => "cgroup v2",
     }
 }
 

@@ -25,10 +25,15 @@ use prost::Message;
 use proto::{
     connect::{self, SentError},
     envelope::{self, EnvelopeReader},
-    guest::{DIAL_UPGRADE, GuestInfo, Shutdown, StartRefusal},
+    file_call::{self, FileAnswer, FileCall},
+    guest::{
+        DIAL_UPGRADE, GuestInfo, KEPT_FOLLOW, KEPT_READ, KEPT_START, KeptRead, KeptState, ProcessList,
+        Shutdown, StartRefusal,
+    },
     wire::process::{ConnectRequest, ProcessEvent, StartRequest, StartResponse},
 };
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use serde::{Serialize, de::DeserializeOwned};
 use sys::lazy_write_stream::LazyWriteStream;
 use tokio::{net::UnixStream, runtime};
 
@@ -36,6 +41,8 @@ use tokio::{net::UnixStream, runtime};
 const MESSAGE_LEN_MAX: usize = 16 << 20;
 /// How long a guest may take to answer a short request.
 const ANSWER: Duration = Duration::from_secs(30);
+/// How long a guest may take for an operation on files: it may remove a large tree.
+const FILE_ANSWER: Duration = Duration::from_secs(120);
 
 /// Why a request to the guest failed.
 #[derive(Debug, thiserror::Error)]
@@ -50,7 +57,7 @@ pub enum GuestError {
     #[error("the Body's guest does not keep to the protocol: {0}")]
     Protocol(String),
     /// The guest did not answer in time.
-    #[error("the Body's guest did not answer within {} seconds", ANSWER.as_secs())]
+    #[error("the Body's guest did not answer in time")]
     Silent,
     /// The guest refused the request.
     #[error("{message}")]
@@ -252,6 +259,16 @@ impl GuestClient {
         serde_json::from_slice(&body).map_err(|error| GuestError::Protocol(error.to_string()))
     }
 
+    /// The processes in the Body.
+    pub async fn processes(&self) -> Result<ProcessList, GuestError> {
+        let body = self
+            .connect_http()
+            .await?
+            .request_bytes(Method::GET, "/v1/processes", whole_body(Bytes::new()))
+            .await?;
+        serde_json::from_slice(&body).map_err(|error| GuestError::Protocol(error.to_string()))
+    }
+
     /// Makes the guest of a microVM set its clock and prove its identity.
     pub async fn receipt(&self, now_ns: u64) -> Result<proto::vm::GuestReceipt, GuestError> {
         let body = self
@@ -286,10 +303,30 @@ impl GuestClient {
         line.stream(asked, request).await
     }
 
-    /// Reads a tree of files; the response body has the format of `proto::tree`.
-    pub async fn read_tree(&self, path: &str, user: Option<&str>) -> Result<Incoming, GuestError> {
+    /// Follows a kept command, which may have ended, from its first kept byte.
+    pub async fn follow_kept(&self, request: &ConnectRequest) -> Result<ExecStream, GuestError> {
         let mut line = self.connect_http().await?;
-        let asked = line.request(Method::GET, &tree_path(path, user));
+        let asked = line.request(Method::POST, KEPT_FOLLOW);
+        line.stream(asked, request).await
+    }
+
+    /// Reads output of a kept command; `None` if the guest does not know it.
+    pub async fn read_kept(&self, request: &KeptRead) -> Result<Option<KeptState>, GuestError> {
+        self.connect_http().await?.ask_json(KEPT_READ, request, ANSWER).await
+    }
+
+    /// Carries out an operation on files.
+    pub async fn file_call(&self, call: &FileCall) -> Result<FileAnswer, GuestError> {
+        self.connect_http().await?.file_call(call).await
+    }
+
+    /// Reads a tree of files; the response body has the format of `proto::tree`, in the newest form that the guest
+    /// knows. Only guests that know the second form leave out git directories.
+    pub async fn read_tree(&self, path: &str, query: TreeQuery<'_>) -> Result<Incoming, GuestError> {
+        let mut line = self.connect_http().await?;
+        let git = if query.leave_out_git { "&git=omit" } else { "" };
+        let path = format!("{}&form=2{git}", tree_path(path, query.user));
+        let asked = line.request(Method::GET, &path);
         let response = line.send(asked, whole_body(Bytes::new())).await?;
         Ok(check_status(response).await?.into_body())
     }
@@ -314,6 +351,28 @@ impl GuestClient {
     }
 }
 
+/// The options of a command that is started.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct StartOptions<'a> {
+    /// The user; without it, the Body's.
+    pub user: Option<&'a str>,
+    /// The time after which the guest kills the command.
+    pub timeout: Option<Duration>,
+    /// Whether the guest hangs the command up if the connection breaks. Guests of generation 1 never do.
+    pub hang_up: bool,
+    /// Whether the guest keeps the command by its tag. Guests before generation 3 refuse it.
+    pub keep: bool,
+}
+
+/// The options of a tree that is read.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct TreeQuery<'a> {
+    /// The user who reads it; without it, the Body's.
+    pub user: Option<&'a str>,
+    /// Whether git directories are left out.
+    pub leave_out_git: bool,
+}
+
 fn tree_path(path: &str, user: Option<&str>) -> String {
     let user = user.map(|user| format!("&username={}", percent_encode(user))).unwrap_or_default();
     format!("/v1/tree?path={}{user}", percent_encode(path))
@@ -331,10 +390,9 @@ impl GuestConnection {
     pub async fn start(
         mut self,
         start: &StartRequest,
-        user: Option<&str>,
-        timeout: Option<Duration>,
+        options: StartOptions<'_>,
     ) -> Result<ExecStream, GuestError> {
-        let request = self.start_request(start, user, timeout)?;
+        let request = self.start_request(start, options)?;
         with_timeout(self.sender.ready()).await?.map_err(GuestError::Broken)?;
         let answer = with_timeout(self.sender.send_request(request)).await?.map_err(GuestError::Broken)?;
         open_stream(answer, Some(self)).await
@@ -349,14 +407,17 @@ impl GuestConnection {
     fn start_request(
         &self,
         start: &StartRequest,
-        user: Option<&str>,
-        timeout: Option<Duration>,
+        options: StartOptions<'_>,
     ) -> Result<Request<RequestBody>, GuestError> {
-        let mut asked = self.request(Method::POST, "/process.Process/Start");
-        if let Some(user) = user {
+        let path = if options.keep { KEPT_START } else { "/process.Process/Start" };
+        let mut asked = self.request(Method::POST, path);
+        if let Some(user) = options.user {
             asked = asked.header(header::AUTHORIZATION, connect::basic_authorization(user));
         }
-        if let Some(timeout) = timeout {
+        if options.hang_up {
+            asked = asked.header(proto::guest::HANG_UP, "1");
+        }
+        if let Some(timeout) = options.timeout {
             asked = asked.header("connect-timeout-ms", timeout.as_millis().to_string());
         }
         stream_request(asked, start)
@@ -384,6 +445,34 @@ impl GuestConnection {
         let asked = self.request(method, path);
         let response = check_status(self.send(asked, body).await?).await?;
         read_body(response.into_body()).await
+    }
+
+    /// Carries out an operation on files; the connection can be used again afterwards.
+    pub async fn file_call(&mut self, call: &FileCall) -> Result<FileAnswer, GuestError> {
+        self.ask_json(file_call::PATH, call, FILE_ANSWER).await
+    }
+
+    /// Sends one request of our own service and reads its answer.
+    async fn ask_json<Q: Serialize, A: DeserializeOwned>(
+        &mut self,
+        path: &str,
+        question: &Q,
+        patience: Duration,
+    ) -> Result<A, GuestError> {
+        let unreadable = |error: serde_json::Error| GuestError::Protocol(error.to_string());
+        let question = serde_json::to_vec(question).map_err(unreadable)?;
+        let asked = self.request(Method::POST, path).header(header::CONTENT_TYPE, "application/json");
+        let answering = async {
+            let request = build_request(asked, whole_body(question))?;
+            self.sender.ready().await.map_err(GuestError::Broken)?;
+            let response = self.sender.send_request(request).await.map_err(GuestError::Broken)?;
+            let body = Limited::new(check_status(response).await?.into_body(), file_call::MESSAGE_LEN_MAX);
+            let whole = body.collect().await.map_err(|error| GuestError::Protocol(error.to_string()))?;
+            Ok(whole.to_bytes())
+        };
+        let answer = tokio::time::timeout(patience, answering).await.map_err(|_| GuestError::Silent)??;
+        self.since = Instant::now();
+        serde_json::from_slice(&answer).map_err(unreadable)
     }
 
     /// Sends one short request of envd's protocol; the connection can be used again afterwards.

@@ -14,8 +14,8 @@ use std::{
 };
 
 use proto::{
-    Enforcement, Limits, Mechanism, Spec,
-    egress::{EgressOrders, Flush, SOCKET},
+    Enforcement, Layer, Limits, Mechanism, Spec,
+    egress::{Flush, SOCKET},
     guest::{EGRESS_DIR, EGRESS_PORT, Forward, GuestConfig},
     launch::{
         CgroupVersion, EgressPlan, LaunchFailure, LaunchPlan, LaunchReport, LaunchedBody, RunRecord, Upper,
@@ -26,12 +26,13 @@ use proto::{
 };
 use rustix::{
     event::{PollFd, PollFlags, Timespec},
-    process::{Pid, Signal, WaitOptions},
+    process::{Pid, Resource, Rlimit, Signal, WaitOptions},
 };
 
 use crate::{
     dir::{BodyDir, DirError, alive, signal_guest, supervisor_lives},
-    egress::EgressDir,
+    driver::{ChangedLimits, DeferredLimit},
+    egress::{EgressDir, policy_record},
     groups, ids,
     programs::Programs,
     root::{RootPlan, RootfsStack, followed_seed},
@@ -223,13 +224,38 @@ impl LaunchContext {
             prepare_upper(dir.path(), spec, &root).map_err(ProcessError::Upper)?;
         }
         let bounds = self.apply_limits(spec, &spec.limits);
-        let plan = self.plan(dir, spec, token, &root, &bounds, upper_mechanisms(spec));
+        let mut uppers = upper_mechanisms(spec);
+        uppers.extend(root.lost(&dir.path().join("disk/upper")));
+        let plan = self.plan(dir, spec, token, &root, &bounds, uppers);
         send(launcher, &plan, bounds)
     }
 
     /// Creates the cgroups of a Body with these limits.
     pub(crate) fn apply_limits(&self, spec: &Spec, limits: &Limits) -> groups::BodyCgroups {
         groups::apply_limits(&self.cgroups, &spec.id, limits, self.capacity.cpus, spec.ids.has_root())
+    }
+
+    /// Changes the limits of a running Body: its cgroups, and what its supervisor reads from the spec.
+    pub(crate) fn change_limits(
+        &self,
+        running: &RunRecord,
+        spec: &Spec,
+        new: &Limits,
+    ) -> io::Result<ChangedLimits> {
+        let old = &spec.limits;
+        let mut changed = groups::change_limits(&running.cgroups, &spec.id, old, new, self.capacity.cpus)?;
+        let spec = Spec { limits: new.clone(), ..spec.clone() };
+        if (new.disk, new.inodes) != (old.disk, old.inodes) {
+            changed.mechanisms.extend(upper_mechanisms(&spec));
+        }
+        if new.disk != old.disk && !raise_file_limit(running, new.disk.0) {
+            let why = format!("until then no single file may be larger than {}", old.disk.min(new.disk));
+            changed.deferred.push(DeferredLimit { limit: "disk", why });
+        }
+        if new.wall_ms != old.wall_ms {
+            changed.mechanisms.push(wall_record(new));
+        }
+        Ok(changed)
     }
 
     /// The plan of a Body whose guest runs on the host's kernel. `uppers` describes the limits of its upper.
@@ -245,7 +271,8 @@ impl LaunchContext {
         let limits = &spec.limits;
         let data = dir.path().ancestors().nth(2).unwrap_or(Path::new("/"));
         let egress = EgressDir::of(data, &spec.id);
-        let mounts = mounts_of_spec(spec, &egress);
+        let mut mounts = mounts_of_spec(spec, &egress);
+        mounts.iter_mut().for_each(|mount| mount.target = root.place_of(&mount.target));
         let followed = root.followed(&mounts);
         LaunchPlan {
             body: spec.id.clone(),
@@ -274,17 +301,15 @@ impl LaunchContext {
             disk_bytes: limits.disk.0,
             inodes: limits.inodes,
             life: spec.life,
+            role: spec.role,
             vm: None,
-            egress: spec.egress.as_ref().map(|policy| EgressPlan {
-                dir: egress.path().to_owned(),
-                orders: EgressOrders { allow: policy.allow.clone(), flush: self.flush },
-            }),
+            egress: spec.egress.as_ref().map(|_| EgressPlan { dir: egress.path().to_owned() }),
             mechanisms: [ids::record(data, &spec.id, &spec.ids), ids::groups_record(&spec.ids)]
                 .into_iter()
                 .chain(bounds.mechanisms.iter().cloned())
                 .chain(uppers)
                 .chain([wall_record(limits), output_record(limits)])
-                .chain(egress_record(spec))
+                .chain(policy_record(spec))
                 .collect(),
         }
     }
@@ -300,10 +325,11 @@ pub fn guest_config(spec: &Spec, token: &str) -> GuestConfig {
         user: spec.user.clone(),
         workdir: spec.workdir.clone(),
         ring_bytes: RING_BYTES,
-        forward: spec
-            .egress
-            .as_ref()
-            .map(|_| Forward { port: EGRESS_PORT, socket: format!("{EGRESS_DIR}/{SOCKET}") }),
+        forward: spec.egress.as_ref().map(|_| Forward {
+            port: EGRESS_PORT,
+            socket: format!("{EGRESS_DIR}/{SOCKET}"),
+            transparent: spec.layer == Layer::Microvm,
+        }),
     }
 }
 
@@ -353,16 +379,11 @@ fn upper_mechanisms(spec: &Spec) -> Vec<Mechanism> {
     }
 }
 
-fn egress_record(spec: &Spec) -> Option<Mechanism> {
-    spec.egress.as_ref().map(|egress| {
-        Mechanism::degraded(
-            "egress proxy",
-            format!(
-                "a process of the host connects it to {}, by name, and records each decision before it forwards a byte",
-                egress.allow.join(", ")
-            ),
-        )
-    })
+/// Sets the largest file of commands that the guest starts from now on. Only root may raise it.
+fn raise_file_limit(running: &RunRecord, bytes: u64) -> bool {
+    let limit = Rlimit { current: Some(bytes), maximum: Some(bytes) };
+    let is_it = alive(running.pid, running.ticks).is_some();
+    is_it && rustix::process::prlimit(Pid::from_raw(running.pid), Resource::Fsize, limit).is_ok()
 }
 
 fn wall_record(limits: &Limits) -> Mechanism {

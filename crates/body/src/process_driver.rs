@@ -12,7 +12,8 @@ use proto::{
 use crate::{
     BodyDir, ProcessState,
     driver::{
-        Capabilities, Capability, Driver, DriverContext, LimitRequest, Origin, PoolShape, Recipe, Refill,
+        Capabilities, Capability, ChangedLimits, Driver, DriverContext, LimitRequest, Origin, PoolShape,
+        Recipe, Refill,
     },
     failure,
     process::{self, LaunchContext, Launcher, StartingBody},
@@ -72,6 +73,39 @@ impl Driver for ProcessDriver {
         Ok(Arc::new(ProcessRecipe { launch: self.context.launch.clone(), rootfs }))
     }
 
+    fn change_limits(
+        &self,
+        running: &RunRecord,
+        spec: &Spec,
+        new: &Limits,
+    ) -> Result<ChangedLimits, Failure> {
+        let used = crate::usage::measure(running);
+        let needed = Size(used.memory.saturating_sub(used.cache));
+        if new.memory < spec.limits.memory && new.memory < needed {
+            return Err(Failure::new(
+                Kind::Conflict,
+                format!("Body {} uses {needed} of memory now, more than {}", spec.id, new.memory),
+            )
+            .hint("end some of its processes first: pal ps BODY"));
+        }
+        self.context.launch.change_limits(running, spec, new).map_err(|error| {
+            Failure::new(Kind::Host, "cannot change the limits of the Body's cgroups").because(error)
+        })
+    }
+
+    fn check_new_limits(&self, spec: &Spec, new: &Limits) -> Result<(), Failure> {
+        let old = &spec.limits;
+        let fixed = (new.disk, new.inodes, new.wall_ms) != (old.disk, old.inodes, old.wall_ms);
+        if spec.life == Life::Run && fixed {
+            return Err(Failure::new(
+                Kind::Usage,
+                "the disk, inodes and time of a Body of `pal run` are set when it starts",
+            )
+            .hint("start it with other limits: pal run --disk SIZE --timeout DURATION"));
+        }
+        Ok(())
+    }
+
     fn snapshot(
         &self,
         dir: &BodyDir,
@@ -114,10 +148,11 @@ impl Driver for ProcessDriver {
     }
 }
 
-/// A spec without its identity: id, host ids, time and parent.
+/// A spec without its identity: id, name, host ids, time and parent.
 pub fn without_identity(spec: &Spec) -> Spec {
     Spec {
         id: proto::BodyId::from_random([0; 12]),
+        name: None,
         created_at: String::new(),
         parent: None,
         ids: Ids { users: Vec::new(), groups: Vec::new() },

@@ -6,7 +6,7 @@ use std::{
 };
 
 use proto::{
-    BodyId, Spec,
+    BodyId, Mechanism, Spec,
     launch::{FollowedMount, Lower, OverlayAccess, OverlayMount, SeedEntry, area_dir},
     spec::{HOME, Ids, Life, Mount, USER_ID},
     workspace::{CHANGES, CHANGES_SETTINGS, PLACE},
@@ -90,11 +90,10 @@ impl<'a> RootPlan<'a> {
         let plain = spec.life == Life::Run && spec.user != "root" && rootfs.snapshots.is_empty();
         let system = match &rootfs.layers {
             Some(layers) => RootSystem::Layers(layers),
-            None => RootSystem::Host(HostRoot::inspect(if plain {
-                RootInside::Never
-            } else {
-                RootInside::Possible
-            })),
+            None => {
+                let masters = if plain { RootInside::Never } else { RootInside::Possible };
+                RootSystem::Host(HostRoot::inspect(masters, &spec.mounts))
+            }
         };
         Self {
             system,
@@ -117,6 +116,23 @@ impl<'a> RootPlan<'a> {
         );
         areas.extend(self.home.map(|layers| self.home_area(layers)));
         areas
+    }
+
+    /// The path in the root at which a mount is attached.
+    pub fn place_of(&self, target: &Path) -> PathBuf {
+        match &self.system {
+            RootSystem::Host(host) => host.place_of(target),
+            RootSystem::Layers(_) => target.to_owned(),
+        }
+    }
+
+    /// The directories that the host has lost since the root was made, for the record. `upper` is the Body's own.
+    pub fn lost(&self, upper: &Path) -> Vec<Mechanism> {
+        let RootSystem::Host(host) = &self.system else { return Vec::new() };
+        let snapshots = self.snapshots.iter().filter(|below| !below.machine).map(|below| &*below.dir);
+        let roots: Vec<PathBuf> =
+            std::iter::once(upper).chain(snapshots).map(|dir| dir.join(area_dir(""))).collect();
+        host.lost(&roots)
     }
 
     /// A home has the directories of templates and snapshots at its path as lowers, because dependencies of a
@@ -216,7 +232,11 @@ impl<'a> RootPlan<'a> {
         seeds.push(file("hosts", format!("127.0.0.1 localhost {body}\n::1 localhost\n")));
         if self.snapshots.is_empty() {
             seeds.extend(SCRATCH.iter().map(|(path, mode)| dir(path, *mode)));
-            seeds.push(file("resolv.conf", "# This Body has no network but its own loopback.\n".to_owned()));
+            seeds.push(file(
+                "resolv.conf",
+                "# A name server at 127.0.0.1 answers the names of the Body's network policy: pal net show\n"
+                    .to_owned(),
+            ));
         }
         seeds
     }

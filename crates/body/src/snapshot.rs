@@ -11,7 +11,8 @@ use std::{
 };
 
 use proto::{
-    BodyId, Layer, SnapshotId,
+    AgentId, BodyId, Layer, SnapshotId,
+    event_data::MissingStep,
     guest::EGRESS_DIR,
     launch::area_dir,
     spec::{Home, Ids, Life, Spec},
@@ -87,12 +88,18 @@ pub struct SnapshotManifest {
     /// Whether it was taken for forks; it is removed with the last of them.
     #[serde(default)]
     pub for_forks: bool,
+    /// The agent whose checkpoint it belongs to; it is removed with that agent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint_of: Option<AgentId>,
     /// For a snapshot of a prepared Body: the inputs of the preparation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dependency: Option<String>,
     /// The template that the Body was requested with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<String>,
+    /// The prepare steps that the Body lacked.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub missing_steps: Vec<MissingStep>,
     /// The layer that the snapshot was taken on.
     #[serde(default = "process")]
     pub layer: Layer,
@@ -116,7 +123,8 @@ pub fn read(dir: &Path) -> Result<SnapshotManifest, SnapshotError> {
 /// The snapshot as a lower.
 pub fn below(dir: PathBuf, manifest: &SnapshotManifest) -> SnapshotLower {
     let machine = manifest.machine.is_some();
-    SnapshotLower { id: manifest.id.clone(), dir, ids: manifest.ids.clone(), machine }
+    let dependency = manifest.dependency.is_some();
+    SnapshotLower { id: manifest.id.clone(), dir, ids: manifest.ids.clone(), machine, dependency }
 }
 
 /// Copies the upper of a Body that does not change meanwhile: the caller stopped or froze it.

@@ -2,11 +2,14 @@
 
 use std::time::Duration;
 
-use body::{BodyDir, ProcessState, guest::PortStream};
-use proto::{BodyId, Failure, launch::RunRecord, vm::VmMetrics};
+use body::{
+    BodyDir, ProcessState,
+    guest::{GuestError, PortStream},
+};
+use proto::{BodyId, Failure, guest::ProcessList, launch::RunRecord, vm::VmMetrics};
 use tokio::net::UnixStream;
 
-use crate::{Fleet, Status, failures};
+use crate::{Fleet, Status, blocking::run_blocking, failures};
 
 /// The resources that a Body uses at one moment.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -62,6 +65,17 @@ impl GuestAccess<'_> {
     /// Counts the processes in a Body that callers started and that still run.
     pub async fn busy(&self, id: &BodyId) -> Result<u32, Failure> {
         self.fleet.guest(id).info().await.map(|info| info.processes).map_err(failures::guest)
+    }
+
+    /// Lists the processes in a running Body.
+    pub async fn processes(&self, id: &BodyId) -> Result<ProcessList, Failure> {
+        run_blocking(|| self.fleet.running(id))?;
+        self.fleet.guest(id).processes().await.map_err(|error| match error {
+            GuestError::Refused { code, .. } if code == "404" => {
+                failures::old_guest(id, "list its processes")
+            }
+            error => failures::guest(error),
+        })
     }
 
     /// Measures the resources that a running Body uses.

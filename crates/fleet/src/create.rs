@@ -4,6 +4,7 @@
 //! Invariant: a request that can be refused is refused before a directory, an id or an event of the Body exists.
 
 use std::{
+    collections::BTreeMap,
     fs::File,
     path::{Component, Path},
     sync::Arc,
@@ -11,7 +12,7 @@ use std::{
 
 use body::{
     BodyDir,
-    driver::{self, Capability, Driver, Origin, Recipe, SnapshotSource, StartMode},
+    driver::{self, Capability, Driver, LimitRequest, Origin, Recipe, SnapshotSource, StartMode},
     ids,
     process::{StartedBody, SupervisorHandle, guest_config},
     root::RootfsStack,
@@ -20,24 +21,29 @@ use proto::{
     BodyId, Draft, Enforcement, Failure, Kind, Layer, Limits, Spec,
     event_data::{BodyCreated, BodyFailed, BodyStarted, LeaseTerms},
     launch::RunRecord,
-    spec::{Ids, Life, Mount, Network, PublicSpec},
+    spec::{BodyRole, Ids, Life, Mount, Network, PublicSpec},
 };
 
 use crate::{
     BodyView, Create, Fleet, Lease, OwnedBody, Status,
     blocking::run_blocking,
     drivers::DEFAULT_LAYER,
+    egress::proxy_env,
     failures, mounts,
+    names::Names,
     place::BodyPlace,
     pool::{PoolKey, PoolOrder},
     templates::{ResolvedTemplate, start::ReadyWait},
+    work::StepRunner,
 };
 
 /// Whether a Body is started for the first time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum StartOccasion {
+pub(crate) enum StartOccasion {
     First,
     Again,
+    /// For prepare steps: the Body ends with this process, and so does its egress proxy.
+    Prepare,
 }
 
 /// A Body whose request was checked; nothing of it exists on disk yet.
@@ -91,7 +97,7 @@ impl Creator<'_> {
             self.fleet.templates().start_template(view.id(), start, ReadyWait::NoNaps).await?;
         }
         for line in &view.spec.at_start {
-            self.fleet.workspaces().run_at_start(view.id(), line).await?;
+            StepRunner { fleet: self.fleet }.run_at_start(view.id(), line).await?;
         }
         Ok(view)
     }
@@ -138,6 +144,7 @@ impl Creator<'_> {
         parent: Option<BodyId>,
     ) -> Result<BodyDraft, Failure> {
         let driver = self.fleet.drivers.get(layer)?.clone();
+        request.name.as_ref().map_or(Ok(()), |name| Names::of(self.fleet).check(name))?;
         let mut rootfs = template.rootfs;
         let workspaces = or_default(std::mem::take(&mut request.workspaces), template.workspaces);
         rootfs.workspaces = self.fleet.workspaces().workspaces_below(&workspaces)?;
@@ -151,14 +158,25 @@ impl Creator<'_> {
             .transpose()?;
         let origin = origin(template.snapshot, request.start_mode());
         let limits = driver.limits(&request.limits, request.life, &origin)?;
-        let env = settings.env.into_iter().chain(request.env).collect();
+        let proxy = if request.egress.is_some() && request.role == BodyRole::Work {
+            proxy_env()
+        } else {
+            BTreeMap::new()
+        };
+        let known = self.fleet.env.clone().into_iter().chain(proxy);
+        let env = known.chain(settings.env).chain(request.env).collect();
         check_env(&env)?;
-        let mounts = request.mounts.iter().map(check_mount).collect::<Result<Vec<_>, _>>()?;
+        let mounts = request
+            .mounts
+            .iter()
+            .map(|mount| check_mount(mount, &self.fleet.data))
+            .collect::<Result<Vec<_>, _>>()?;
         let workdir = request.workdir.or(settings.workdir);
         workdir.as_deref().map_or(Ok(()), |path| check_inside(Path::new(path)))?;
         let spec = Spec {
             v: proto::spec::VERSION,
             id: BodyId::from_random([0; 12]),
+            name: request.name,
             created_at: store::clock::now(),
             layer,
             engine: driver.engine(request.engine, &origin)?,
@@ -234,6 +252,7 @@ impl Creator<'_> {
         let spec = placed(&draft.spec, place);
         match self.record_and_start(&place.dir, &spec, draft, guest) {
             Ok((enforcement, pid)) => Ok(BodyView {
+                missing_steps: self.fleet.workspaces().missing_steps(&spec),
                 spec,
                 status: Status::Running,
                 end: None,
@@ -247,7 +266,7 @@ impl Creator<'_> {
                 let _ = self.fleet.egress().close(&spec.id);
                 self.fleet.steps.release(&spec.id);
                 let data = BodyFailed { why: failure.to_string(), causes: failure.causes() };
-                let _ = self.fleet.append(Draft::about(&spec.id, data));
+                let _ = self.fleet.log().append_end(&spec.id, None, data);
                 if draft.lease.is_some() {
                     self.fleet.leases().forget(&spec.id);
                 }
@@ -268,7 +287,9 @@ impl Creator<'_> {
         if let Some(terms) = &draft.lease {
             self.fleet.leases().create(&spec.id, terms)?;
         }
+        let name_lock = Names::of(self.fleet).lock(spec)?;
         dir.draft_spec(spec).map_err(|error| failures::dir(&spec.id, error))?;
+        drop(name_lock);
         let terms = draft.lease.as_ref().map(LeaseTerms::from);
         let created = Draft::about(&spec.id, BodyCreated { spec: PublicSpec::new(spec), lease: terms });
         let (recorded, started) = match guest {
@@ -297,12 +318,18 @@ impl Creator<'_> {
     }
 
     /// Starts the guest of a Body that was started before. The caller holds the Body's lock.
-    pub(crate) fn start_again(&self, dir: &BodyDir, spec: &Spec, recipe: &dyn Recipe) -> Result<(), Failure> {
+    pub(crate) fn start_again(
+        &self,
+        dir: &BodyDir,
+        spec: &Spec,
+        recipe: &dyn Recipe,
+        occasion: StartOccasion,
+    ) -> Result<(), Failure> {
         self.fleet.egress().prepare(spec)?;
         let starting =
             recipe.begin(self.fleet.supervisors.take_launcher()?, dir, spec, &self.fleet.token(&spec.id))?;
         let started = starting.finish().map_err(cannot_start)?;
-        self.register_running(started, dir, spec, StartOccasion::Again).map(drop)
+        self.register_running(started, dir, spec, occasion).map(drop)
     }
 
     /// Kills a Body whose event could not be appended.
@@ -338,13 +365,14 @@ impl Creator<'_> {
         let written = kept.and_then(|()| self.fleet.append(Draft::about(&spec.id, data)).map(drop));
         let publish = || match start {
             StartOccasion::First => dir.publish().map_err(|error| failures::dir(&spec.id, error)),
-            StartOccasion::Again => Ok(()),
+            StartOccasion::Again | StartOccasion::Prepare => Ok(()),
         };
         if let Err(failure) = written.and_then(|()| publish()) {
             self.kill_now(dir, supervisor);
             return Err(failure);
         }
-        if spec.life == Life::Kept {
+        // The Body of a step ends with this process, too.
+        if spec.life == Life::Kept && spec.role == BodyRole::Work && start != StartOccasion::Prepare {
             supervisor.detach();
         }
         let running = RunRecord {
@@ -364,6 +392,12 @@ impl Creator<'_> {
     pub fn limits(&self, request: &Create) -> Result<Limits, Failure> {
         let driver = self.fleet.drivers.get(request.layer.unwrap_or(DEFAULT_LAYER))?;
         driver.limits(&request.limits, request.life, &Origin::Template(request.start_mode()))
+    }
+
+    /// The limits of a Body like this one whose caller asks for none.
+    pub fn default_limits(&self, spec: &Spec) -> Result<Limits, Failure> {
+        let driver = self.fleet.drivers.get(spec.layer)?;
+        driver.limits(&LimitRequest::default(), spec.life, &Origin::Template(StartMode::Restore))
     }
 
     /// Checks that a layer is set up on this host. The failure says how to set it up.
@@ -443,7 +477,7 @@ pub(crate) fn check_env(env: &std::collections::BTreeMap<String, String>) -> Res
     }
 }
 
-fn check_mount(mount: &Mount) -> Result<Mount, Failure> {
+fn check_mount(mount: &Mount, data: &Path) -> Result<Mount, Failure> {
     check_inside(&mount.target)?;
     let forbidden = ["/", "/proc", "/sys", "/dev"];
     let plain: std::path::PathBuf = mount.target.components().collect();
@@ -466,7 +500,7 @@ fn check_mount(mount: &Mount) -> Result<Mount, Failure> {
         )
         .hint("mount the directory above it"));
     }
-    mounts::check_git(&source, mount.access)?;
+    mounts::check(&source, mount.access, data)?;
     Ok(Mount { source, target: plain, access: mount.access })
 }
 

@@ -7,7 +7,12 @@ use std::{
     sync::Arc,
 };
 
-use body::{capacity, driver::DriverContext, process::LaunchContext, programs::Programs};
+use body::{
+    capacity,
+    driver::{DriverContext, Notices},
+    process::LaunchContext,
+    programs::Programs,
+};
 use proto::{
     Failure, Kind, TemplateId,
     egress::Flush,
@@ -46,12 +51,18 @@ pub fn open(config: FleetConfig, ahead: Prestart, drivers: &[DriverMaker<'_>]) -
     let maker = Arc::new(LaunchContext { programs, capacity: capacity::measure(&data), cgroups, flush });
     let supervisors = Supervisors::open(maker.clone(), ahead)?;
     let key = key(&data).map_err(|error| unusable(&data, error))?;
-    let context = Arc::new(DriverContext { launch: maker.clone(), data: data.clone(), key: key.clone() });
+    let context = Arc::new(DriverContext {
+        launch: maker.clone(),
+        data: data.clone(),
+        key: key.clone(),
+        notices: Notices::default(),
+    });
     let fleet = Fleet {
         pool: (ahead == Prestart::Always).then(|| Pool::open(context.clone())),
         drivers: Drivers::new(context, &records, drivers),
         log: Log::new(&data, config.durability),
         data,
+        env: Default::default(),
         key,
         records,
         launch_context: maker,

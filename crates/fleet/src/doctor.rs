@@ -39,9 +39,22 @@ impl Fleet {
     pub async fn doctor(&self) -> Result<DoctorReport, Failure> {
         let first = run_blocking(namespaces);
         let (body, usable) = try_body(self).await;
-        let findings = std::iter::once(first).chain(body).collect();
+        let lost = run_blocking(|| lost_directories(self));
+        let findings = std::iter::once(first).chain(body).chain(lost).collect();
         Ok(run_blocking(|| examine_host(&self.drivers, findings, &usable)))
     }
+}
+
+/// Directories that the host had when a Body or a snapshot was made, and has lost.
+fn lost_directories(fleet: &Fleet) -> Vec<DoctorFinding> {
+    let dirs = |name: &str| fs::read_dir(fleet.data.join(name)).into_iter().flatten().flatten();
+    let bodies = dirs("bodies").map(|entry| entry.path().join("disk/upper/root"));
+    let roots: Vec<PathBuf> =
+        bodies.chain(dirs("snapshots").map(|entry| entry.path().join("root"))).collect();
+    let lost = body::host::lost_directories(&roots).into_iter().map(weak);
+    let detail =
+        "the host had it when a Body or a snapshot was made, and has lost it: those start without it";
+    lost.map(|found| DoctorFinding { detail: detail.to_owned(), ..found }).collect()
 }
 
 /// Adds the checks that need no Body.

@@ -13,13 +13,16 @@ use std::{collections::BTreeMap, fs, path::Path};
 use body::egress::{CERTIFICATES, EgressDir, Position};
 use proto::{
     BodyId, Draft, Event, EventData, Failure, Kind, Spec,
-    egress::{Decision, DecisionKind, Policy, SpoolLine},
-    event_data::{DecodedEvent, NetworkAllowed, NetworkCounted, NetworkDenied},
+    egress::{Decision, DecisionKind, EgressOrders, EgressRule, Policy, SpoolLine},
+    event_data::{DecodedEvent, NetworkAllowed, NetworkCounted, NetworkDenied, NetworkNamed},
     spec,
 };
 use store::EventQuery;
 
-use crate::{Fleet, Log};
+use crate::{
+    Fleet, Log,
+    network::{check, names_hosts},
+};
 
 /// Paths at which distributions keep the bundle of trusted certificates.
 const BUNDLES: &[&str] = &[
@@ -30,38 +33,22 @@ const BUNDLES: &[&str] = &[
 ];
 const BUNDLE_LEN_MAX: u64 = 8 << 20;
 
-/// Mirrors of distributions, each with the reason why it is allowed. Package managers check the signatures of packages
-/// that they fetch over plain http.
-const MIRRORS: &[(&str, &str)] = &[
-    ("deb.debian.org:443", "apt"),
-    ("deb.debian.org:80+plain", "apt, whose packages are signed"),
-    ("security.debian.org:443", "apt"),
-    ("security.debian.org:80+plain", "apt, whose packages are signed"),
-    ("archive.ubuntu.com:443", "apt of Ubuntu"),
-    ("archive.ubuntu.com:80+plain", "apt of Ubuntu, whose packages are signed"),
-    ("security.ubuntu.com:443", "apt of Ubuntu"),
-    ("security.ubuntu.com:80+plain", "apt of Ubuntu, whose packages are signed"),
-    ("ports.ubuntu.com:443", "apt of Ubuntu on other architectures"),
-    ("ports.ubuntu.com:80+plain", "apt of Ubuntu on other architectures, whose packages are signed"),
-    ("dl-cdn.alpinelinux.org:443", "apk"),
-    ("dl-cdn.alpinelinux.org:80+plain", "apk, whose packages are signed"),
-];
-
-/// The rules that the commands of a build have by default: package registries and mirrors of distributions.
-pub fn registries() -> Vec<String> {
-    let mirrors = MIRRORS.iter().map(|(rule, _)| (*rule).to_owned());
-    workspace::registries().into_iter().map(str::to_owned).chain(mirrors).collect()
-}
-
-/// Checks the syntax of egress rules before any work starts.
+/// Checks the rules of install and build steps, before any work starts. They may come from a repository, so each names a
+/// host.
 pub fn check_rules(allow: &[String]) -> Result<(), Failure> {
-    parse(allow).map(drop)
-}
-
-fn parse(allow: &[String]) -> Result<Policy, Failure> {
-    Policy::parse(allow).map_err(|error| {
-        Failure::new(Kind::Usage, error.to_string()).hint("for example: --allow git.example.org:443")
-    })
+    let rules: Vec<EgressRule> = allow.iter().map(EgressRule::allow).collect();
+    check(&rules)?;
+    match rules.iter().find(|rule| !names_hosts(rule)) {
+        Some(rule) => {
+            let to = proto::egress::fit_to_show(&rule.to);
+            Err(Failure::new(
+                Kind::Usage,
+                format!("{to:?} names no host; install and build steps reach hosts by name"),
+            )
+            .hint("for example: --allow git.example.org:443"))
+        }
+        None => Ok(()),
+    }
 }
 
 /// The bundle of certificates that this host trusts. If the host has none, programs use the bundle in the Body's own
@@ -105,23 +92,37 @@ pub struct EgressProxies<'a> {
 impl EgressProxies<'_> {
     /// Opens a session with these rules for a Body that is about to be created.
     pub(crate) fn open_session(&self, allow: Vec<String>) -> Result<EgressSession, Failure> {
-        parse(&allow)?;
+        check_rules(&allow)?;
         Ok(EgressSession {
-            spec: spec::Egress { allow },
+            spec: spec::Egress { allow, ..spec::Egress::default() },
             denied: Vec::new(),
             pos: self.fleet.log().last_pos()?,
         })
     }
 
-    /// Creates the directory of a Body's egress proxy, if the spec has an egress policy.
+    /// Creates the directory of a Body's egress proxy with its orders, if the spec has an egress policy.
     pub(crate) fn prepare(&self, spec: &Spec) -> Result<(), Failure> {
-        let Some(egress) = &spec.egress else { return Ok(()) };
-        parse(&egress.allow)?;
-        self.dir(&spec.id).prepare(find_bundle()).map_err(|error| {
+        if spec.egress.is_none() {
+            return Ok(());
+        }
+        let orders = self.orders(spec);
+        check(&orders.rules)?;
+        let dir = self.dir(&spec.id);
+        dir.prepare(find_bundle()).and_then(|()| dir.write_orders(&orders)).map_err(|error| {
             Failure::new(Kind::Host, "cannot prepare the Body's egress proxy")
                 .because(error)
                 .hint("make room: pal gc")
         })
+    }
+
+    /// The orders of a Body's egress proxy.
+    pub(crate) fn orders(&self, spec: &Spec) -> EgressOrders {
+        let egress = spec.egress.clone().unwrap_or_default();
+        EgressOrders {
+            rules: egress.all_rules(),
+            generation: egress.generation,
+            flush: self.fleet.launch_context.flush,
+        }
     }
 
     fn dir(&self, id: &BodyId) -> EgressDir {
@@ -203,7 +204,8 @@ fn spool_end(event: &Event) -> Option<u64> {
     match event.decode() {
         DecodedEvent::Known(EventData::NetworkAllowed(NetworkAllowed { spool, .. }))
         | DecodedEvent::Known(EventData::NetworkDenied(NetworkDenied { spool, .. }))
-        | DecodedEvent::Known(EventData::NetworkCounted(NetworkCounted { spool, .. })) => spool,
+        | DecodedEvent::Known(EventData::NetworkCounted(NetworkCounted { spool, .. }))
+        | DecodedEvent::Known(EventData::NetworkNamed(NetworkNamed { spool, .. })) => spool,
         _ => None,
     }
 }
@@ -213,64 +215,93 @@ fn draft(id: &BodyId, end: u64, line: SpoolLine) -> Draft {
     let decided = std::time::UNIX_EPOCH + std::time::Duration::from_micros(line.at_us);
     let decided_at = Some(store::clock::rfc3339(decided));
     let spool = Some(end);
-    let Decision { to, allowed, why, count } = line.data;
-    let data: EventData = match line.kind {
-        DecisionKind::Allowed => NetworkAllowed { to, allowed, why, decided_at, spool }.into(),
-        DecisionKind::Denied => NetworkDenied { to, allowed, why, decided_at, spool }.into(),
-        DecisionKind::Counted => {
+    let Decision { to, allowed, why, count, address } = line.data;
+    let data: EventData = match (line.kind, address) {
+        (DecisionKind::Named, Some(address)) => NetworkNamed { to, address, decided_at, spool }.into(),
+        // A line without an address is no such line, and the spool's parser refuses it.
+        (DecisionKind::Allowed | DecisionKind::Named, _) => {
+            NetworkAllowed { to, allowed, why, decided_at, spool }.into()
+        }
+        (DecisionKind::Denied, _) => NetworkDenied { to, allowed, why, decided_at, spool }.into(),
+        (DecisionKind::Counted, _) => {
             NetworkCounted { to, allowed, why, count: count.unwrap_or(1), decided_at, spool }.into()
         }
     };
     Draft::about(id, data)
 }
 
+/// Downloads of browsers and the like by install scripts of packages, each with its host and the variable that skips it.
+/// The hosts are no registries, and without the variable their denial would end the installation of all packages.
+const DOWNLOADS: &[(&str, &str, &str)] = &[
+    ("cdn.playwright.dev", "PLAYWRIGHT_SKIP_BROWSER_DOWNLOAD", "1"),
+    ("storage.googleapis.com", "PUPPETEER_SKIP_DOWNLOAD", "true"),
+    ("storage.googleapis.com", "PUPPETEER_SKIP_CHROMIUM_DOWNLOAD", "true"),
+    ("download.cypress.io", "CYPRESS_INSTALL_BINARY", "0"),
+    ("github.com", "ELECTRON_SKIP_BINARY_DOWNLOAD", "1"),
+];
+
 impl EgressSession {
     /// The environment variables that point programs to the proxy and to the certificates that this host trusts.
     pub(crate) fn env(&self) -> BTreeMap<String, String> {
-        let proxy = format!("http://127.0.0.1:{}", proto::guest::EGRESS_PORT);
-        let names = [
-            "http_proxy",
-            "https_proxy",
-            "HTTP_PROXY",
-            "HTTPS_PROXY",
-            "CARGO_HTTP_PROXY",
-            "npm_config_proxy",
-            "npm_config_https_proxy",
-            "PIP_PROXY",
-            "YARN_HTTP_PROXY",
-            "YARN_HTTPS_PROXY",
-        ];
-        let mut env: BTreeMap<String, String> =
-            names.iter().map(|name| ((*name).to_owned(), proxy.clone())).collect();
-        // The proxy would deny checks for newer versions, and the denials would confuse the user.
-        let quiet = [
-            ("npm_config_update_notifier", "false"),
-            ("PIP_DISABLE_PIP_VERSION_CHECK", "1"),
-            ("YARN_ENABLE_TELEMETRY", "0"),
-            ("DO_NOT_TRACK", "1"),
-        ];
-        env.extend(quiet.map(|(name, value)| (name.to_owned(), value.to_owned())));
-        // Programs reach servers inside the Body without the proxy.
-        env.extend(
-            ["no_proxy", "NO_PROXY"].map(|name| (name.to_owned(), "localhost,127.0.0.1,::1".to_owned())),
-        );
-        if find_bundle().is_some() {
-            let bundle = format!("{}/{CERTIFICATES}", proto::guest::EGRESS_DIR);
-            let names = [
-                "SSL_CERT_FILE",
-                "CURL_CA_BUNDLE",
-                "GIT_SSL_CAINFO",
-                "NODE_EXTRA_CA_CERTS",
-                "CARGO_HTTP_CAINFO",
-                "REQUESTS_CA_BUNDLE",
-                "PIP_CERT",
-                "YARN_HTTPS_CA_FILE_PATH",
-                "BUNDLE_SSL_CA_CERT",
-            ];
-            env.extend(names.iter().map(|name| ((*name).to_owned(), bundle.clone())));
-        }
-        env
+        let policy = Policy::new(&self.spec.all_rules()).unwrap_or_default();
+        let skipped = DOWNLOADS.iter().filter(|(host, ..)| !policy.resolves(host));
+        let skipped = skipped.map(|(_, name, value)| ((*name).to_owned(), (*value).to_owned()));
+        proxy_env().into_iter().chain(skipped).collect()
     }
+}
+
+/// The environment variables of Bodies with an egress policy: they point programs to the proxy, which explains a denial
+/// in its answer, and to the certificates that this host trusts.
+pub(crate) fn proxy_env() -> BTreeMap<String, String> {
+    let proxy = format!("http://127.0.0.1:{}", proto::guest::EGRESS_PORT);
+    let names = [
+        "http_proxy",
+        "https_proxy",
+        "HTTP_PROXY",
+        "HTTPS_PROXY",
+        "CARGO_HTTP_PROXY",
+        "npm_config_proxy",
+        "npm_config_https_proxy",
+        "PIP_PROXY",
+        "YARN_HTTP_PROXY",
+        "YARN_HTTPS_PROXY",
+    ];
+    let mut env: BTreeMap<String, String> =
+        names.iter().map(|name| ((*name).to_owned(), proxy.clone())).collect();
+    // Programs that know no such variable: Node's own http and fetch, Java, and Electron's downloader.
+    let (host, port) = ("127.0.0.1", proto::guest::EGRESS_PORT);
+    let java =
+        ["http", "https"].map(|scheme| format!("-D{scheme}.proxyHost={host} -D{scheme}.proxyPort={port}"));
+    env.insert("JAVA_TOOL_OPTIONS".into(), java.join(" "));
+    env.extend(
+        ["NODE_USE_ENV_PROXY", "ELECTRON_GET_USE_PROXY"].map(|name| (name.to_owned(), "1".to_owned())),
+    );
+    // The proxy would deny checks for newer versions, and the denials would confuse the user.
+    let quiet = [
+        ("npm_config_update_notifier", "false"),
+        ("PIP_DISABLE_PIP_VERSION_CHECK", "1"),
+        ("YARN_ENABLE_TELEMETRY", "0"),
+        ("DO_NOT_TRACK", "1"),
+    ];
+    env.extend(quiet.map(|(name, value)| (name.to_owned(), value.to_owned())));
+    // Programs reach servers inside the Body without the proxy.
+    env.extend(["no_proxy", "NO_PROXY"].map(|name| (name.to_owned(), "localhost,127.0.0.1,::1".to_owned())));
+    if find_bundle().is_some() {
+        let bundle = format!("{}/{CERTIFICATES}", proto::guest::EGRESS_DIR);
+        let names = [
+            "SSL_CERT_FILE",
+            "CURL_CA_BUNDLE",
+            "GIT_SSL_CAINFO",
+            "NODE_EXTRA_CA_CERTS",
+            "CARGO_HTTP_CAINFO",
+            "REQUESTS_CA_BUNDLE",
+            "PIP_CERT",
+            "YARN_HTTPS_CA_FILE_PATH",
+            "BUNDLE_SSL_CA_CERT",
+        ];
+        env.extend(names.iter().map(|name| ((*name).to_owned(), bundle.clone())));
+    }
+    env
 }
 
 #[cfg(test)]
@@ -278,20 +309,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_name_of_the_list_is_a_rule() {
-        check_rules(&registries()).unwrap();
-        for rule in
-            ["pypi.org:443", "registry.npmjs.org:443", "index.crates.io:443", "deb.debian.org:80+plain"]
-        {
-            assert!(registries().iter().any(|known| known == rule), "{rule}");
+    fn programs_find_the_proxy_and_the_servers_of_their_own_body() {
+        let env = proxy_env();
+        assert_eq!(env["https_proxy"], format!("http://127.0.0.1:{}", proto::guest::EGRESS_PORT));
+        assert_eq!(env["no_proxy"], "localhost,127.0.0.1,::1");
+        assert_eq!(env.contains_key("SSL_CERT_FILE"), find_bundle().is_some());
+    }
+
+    #[test]
+    fn a_line_about_a_name_becomes_its_event() {
+        let address = "198.18.0.7".parse().unwrap();
+        let line =
+            SpoolLine { kind: DecisionKind::Named, at_us: 1, data: Decision::named("pypi.org", address) };
+        let named = draft(&"b1".parse().unwrap(), 90, line);
+        assert_eq!(named.kind, "network.named");
+        assert_eq!(
+            named.data,
+            serde_json::json!({
+                "to": "pypi.org", "address": "198.18.0.7", "decided_at": "1970-01-01T00:00:00.000001Z", "spool": 90
+            })
+        );
+    }
+
+    #[test]
+    fn rules_are_checked_before_work_starts() {
+        check_rules(&crate::registries()).unwrap();
+        for bad in ["https://pypi.org", "*:443", "*", "192.0.2.7:443", "0.0.0.0/0:*", "[::]/0"] {
+            assert!(check_rules(&[bad.into()]).is_err(), "{bad}");
         }
-        assert!(
-            !registries().iter().any(|rule| rule.contains("private") || rule.contains('*')),
-            "nothing inside, and no whole domain"
-        );
-        assert!(
-            MIRRORS.iter().all(|(rule, why)| !rule.contains("plain") || why.contains("signed")),
-            "plain http needs a reason"
-        );
     }
 }

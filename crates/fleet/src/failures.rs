@@ -76,7 +76,7 @@ pub fn workspace(doing: &str, error: workspace::WorkspaceError) -> Failure {
     let full = error.is_full();
     let failure = match error {
         WorkspaceError::Repository(message) => Failure::new(Kind::Usage, format!("{doing}: {message}")),
-        WorkspaceError::Conflict(message) | WorkspaceError::Unsound(message) => {
+        WorkspaceError::Conflict(message) | WorkspaceError::Unsound { why: message, .. } => {
             Failure::new(Kind::Conflict, format!("{doing}: {message}"))
         }
         WorkspaceError::NotFound(message) => Failure::new(Kind::NotFound, format!("{doing}: {message}")),
@@ -92,6 +92,12 @@ pub fn workspace(doing: &str, error: workspace::WorkspaceError) -> Failure {
 /// The remains of a Body or a snapshot could not be removed.
 pub fn removal(error: SnapshotError) -> Failure {
     Failure::new(Kind::Host, "cannot remove leftover files").because(error).hint("try again: pal gc")
+}
+
+/// A Body runs a guest of an earlier version.
+pub fn old_guest(id: &BodyId, act: &str) -> Failure {
+    Failure::new(Kind::Conflict, format!("the guest of Body {id} is too old to {act}"))
+        .hint(format!("start it again with this pal: pal stop {id} && pal start {id}"))
 }
 
 /// Converts an error of the guest client, with hints for the command line.
@@ -110,7 +116,7 @@ pub fn guest(error: GuestError) -> Failure {
                 "already_exists" | "unavailable" | "failed_precondition" | "aborted" | "409" | "503" => {
                     Kind::Conflict
                 }
-                "resource_exhausted" | "deadline_exceeded" | "507" => Kind::Limit,
+                "resource_exhausted" | "deadline_exceeded" | "413" | "507" => Kind::Limit,
                 "invalid_argument" | "400" => Kind::Usage,
                 _ => Kind::Internal,
             };

@@ -140,6 +140,14 @@ impl Leases<'_> {
         Ok(self.table().get(&key(id)?)?.map(|record| record.value))
     }
 
+    /// The lease of a fork of this Body: that of the Body, but with a token of its own. A fork belongs to the owner of the
+    /// Body and counts for the owner's quota.
+    pub fn terms_of_fork(&self, id: &BodyId) -> Result<Option<Lease>, Failure> {
+        let Some(parent) = self.get(id)? else { return Ok(None) };
+        let token = parent.traffic_token.as_ref().map(|_| new_traffic_token()).transpose()?;
+        Ok(Some(Lease { request: None, paused: None, traffic_token: token, ..parent }))
+    }
+
     /// The leases of all Bodies that exist, by id.
     pub fn all(&self) -> Result<Vec<(BodyId, Lease)>, Failure> {
         let records = self.table().list(None)?.records;
@@ -224,6 +232,14 @@ impl Leases<'_> {
         let ids = records.into_iter().filter_map(|record| record.key.as_str().parse().ok());
         Ok(ids.filter(|id| !self.fleet.body_path(id).exists()).collect())
     }
+}
+
+/// A new token for requests to the ports of a Body.
+pub fn new_traffic_token() -> Result<String, Failure> {
+    let drawn = sys::random::bytes::<20>().map_err(|error| {
+        Failure::new(Kind::Host, "cannot read random bytes from the kernel").because(error)
+    })?;
+    Ok(proto::event::hex(&drawn))
 }
 
 fn key(id: &BodyId) -> Result<RecordKey, Failure> {

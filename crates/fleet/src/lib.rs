@@ -19,13 +19,17 @@ mod drivers;
 mod egress;
 mod exec;
 mod failures;
+mod file_calls;
 mod gc;
 mod images;
 pub mod lease;
 mod lifecycle;
+mod limits;
 mod log;
 mod migrate;
 mod mounts;
+mod names;
+mod network;
 mod place;
 mod pool;
 mod receipt;
@@ -42,6 +46,7 @@ mod vm;
 mod work;
 
 use std::{
+    collections::BTreeMap,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -55,16 +60,16 @@ use supervisors::{OwnedBody, Supervisors};
 
 pub use access::{GuestAccess, ResourceUsage};
 pub use body::{
-    driver::{DoctorFinding, LimitRequest},
+    driver::{DeferredLimit, DoctorFinding, LimitRequest},
     guest::PortStream,
 };
-pub use copy::BodyFiles;
+pub use copy::{BodyFiles, GitDirs};
 pub use create::Creator;
 pub use data::FleetConfig;
 pub use doctor::{DoctorReport, LayerCheck};
 pub use drivers::DriverMaker;
-pub use egress::{EgressProxies, check_rules, registries};
-pub use exec::{Exec, ExecControl, ExecLogEntry, Execs, LogRange, OutputChunk, StartError};
+pub use egress::{EgressProxies, check_rules};
+pub use exec::{Exec, ExecControl, ExecLogEntry, Execs, KeptOutput, LogRange, OutputChunk, StartError};
 pub use gc::{GarbageCollector, GcMode};
 pub use images::{
     Image, ImageProfile, ImagePuller, Platform, PrivateAddresses, PulledImage, RegistryAccess,
@@ -72,33 +77,47 @@ pub use images::{
 };
 pub use lease::{Lease, Leases, Rest, Then};
 pub use lifecycle::{Force, describe_end};
+pub use limits::{LimitChange, LimitChanger};
 pub use log::Log;
+pub use mounts::mount_warnings;
+pub use names::Names;
+pub use network::{
+    NetworkProposal, NetworkRequest, NetworkState, PolicyChange, PolicyChanger, PolicyForce, PolicyVerdict,
+    Preset, RuleReach, WantedTarget, allowing_command, allowing_target, judge_target, network_warnings,
+    registries, rule_reach,
+};
 pub use pool::Pool;
-pub use request::{Create, ExecRequest, Stdin, TtySize};
+pub use request::{Create, Disconnect, ExecRequest, Stdin, TtySize};
 pub use settings::{Setting, Settings, SettingsRecord};
 pub use snapshots::Snapshots;
-pub use store::{Durability, EventOrder, EventQuery, ExecFilter, LogVerdict, clock};
+pub use store::{ArtifactRef, Durability, EventOrder, EventQuery, ExecFilter, LogVerdict, clock};
 pub use templates::{
     BASE, BaseImage, BuildJob, BuildRequest, BuildState, BuildStep, Builds, INTERPRETER, Instruction,
     LogLine, ProgressFn, STEPS_MAX, TemplateView, Templates, check_tags,
     dockerfile::{Dockerfile, read as read_recipe},
+    pack_context,
 };
-pub use view::{BodyView, CopyTotals, ExecEnd, GarbageItem, SnapshotView, Status};
+pub use view::{
+    BodyView, CopyTotals, ExecEnd, GarbageItem, OmittedEntries, OmittedEntry, SnapshotView, Status,
+};
 pub use vm::{BootFiles, CustomKernel, Microvms, SetupReport};
 pub use work::{
-    BodyComparison, Comparison, Discard, DiskShare, HomeRecord, HomeView, Homes, ImageResolver, Overlap,
-    PrepareChoice, Progress, QueueResult, RepoSource, UnsavedWork, UpRequest, WorkDiff, WorkReview,
-    Workspaces,
+    BodyComparison, Comparison, DevcontainerChoice, Discard, DiskShare, ForkedWork, HandOver,
+    HandOverOutcome, HomeRecord, HomeView, Homes, ImageResolver, Overlap, PrepareChoice, PrepareRequest,
+    Progress, ProgressLine, QueueResult, RepoSource, RepositoryNetwork, SyncMode, SyncResult, UnsavedWork,
+    UpRequest, WorkDiff, WorkMark, WorkReview, WorkState, Workspaces, way_out,
 };
 pub use workspace::{
-    ChangedFile, Commit, DiffFormat, GitIdentity, LandResult, LandSelection, LandTarget, SaveResult,
-    SavedModule, SkippedPath, UncommittedFiles,
+    ChangedFile, Commit, DiffFormat, GitIdentity, LandResult, LandSelection, LandTarget, LeftOut, SaveResult,
+    SavedModule, SkippedPath, UncommittedFiles, remote_addresses,
 };
 
 /// All Bodies of one data directory.
 #[derive(Debug)]
 pub struct Fleet {
     data: PathBuf,
+    /// Environment variables of every new Body, unless its template or its request sets them.
+    pub env: BTreeMap<String, String>,
     /// The secret from which tokens are derived.
     key: String,
     log: Log,

@@ -4,7 +4,7 @@ use std::{fs, io, time::Duration};
 
 use body::{
     BodyDir, GuestClient, ProcessState,
-    dir::BodyLock,
+    dir::{BodyLock, DirError},
     driver::{Capability, Driver, Origin},
     ids, process,
     vm::upper_copy::UpperCopy,
@@ -16,7 +16,10 @@ use proto::{
     spec::Life,
 };
 
-use crate::{BodyView, Discard, Fleet, Rest, Status, blocking::run_blocking, failures, shutdown_wait};
+use crate::{
+    BodyView, Discard, Fleet, Rest, Status, blocking::run_blocking, create::StartOccasion, failures,
+    shutdown_wait,
+};
 
 /// Whether a running Body may be removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,9 +45,12 @@ pub(crate) struct ExecTarget {
 }
 
 impl Fleet {
-    /// All Bodies, oldest first. Skips directories of Bodies that are being created or removed.
+    /// All Bodies, oldest first. Skips directories of Bodies that are being created or removed, and clears those whose
+    /// process was killed meanwhile.
     pub fn list(&self) -> Result<Vec<BodyView>, Failure> {
-        let mut views: Vec<BodyView> = self.ids()?.iter().filter_map(|id| self.view(id).ok()).collect();
+        let ids = self.ids()?;
+        ids.iter().for_each(|id| self.garbage().clear_unpublished(id));
+        let mut views: Vec<BodyView> = ids.iter().filter_map(|id| self.view(id).ok()).collect();
         views.sort_by(|a, b| (&a.spec.created_at, a.id()).cmp(&(&b.spec.created_at, b.id())));
         Ok(views)
     }
@@ -61,30 +67,10 @@ impl Fleet {
         Ok(self.ids()?.iter().filter(|id| self.body_path(id).join("spec.json").exists()).count())
     }
 
-    /// Finds a Body by its whole id or by a prefix that only one Body has.
-    pub fn find(&self, key: &str) -> Result<BodyView, Failure> {
-        let shown = proto::text::visible(key);
-        let unknown =
-            || Failure::new(Kind::NotFound, format!("there is no Body {shown}")).hint("list them: pal ls");
-        let id: BodyId = key.parse().map_err(|_| unknown())?;
-        if self.body_path(&id).join("spec.json").exists() {
-            return self.view(&id);
-        }
-        let mut found = self.ids()?.into_iter().filter(|id| id.as_str().starts_with(key));
-        match (found.next(), found.next()) {
-            (Some(id), None) => self.view(&id),
-            (Some(_), Some(_)) => {
-                Err(Failure::new(Kind::Usage, format!("several Bodies begin with {shown}"))
-                    .hint("write more of the id: pal ls"))
-            }
-            _ => Err(unknown()),
-        }
-    }
-
     /// Returns the current view of an existing Body.
     pub fn view(&self, id: &BodyId) -> Result<BodyView, Failure> {
         let dir = self.dir(id)?;
-        let spec = dir.spec().map_err(|error| failures::dir(id, error))?;
+        let spec = read_spec(&dir, id)?;
         let enforcement = dir.enforcement().map_err(|error| failures::dir(id, error))?;
         let (status, end, pid) = match dir.condition().map_err(|error| failures::dir(id, error))? {
             ProcessState::Running(running) => (Status::Running, None, Some(running.pid)),
@@ -97,7 +83,8 @@ impl Fleet {
             ProcessState::Dead(end) => (Status::Dead, Some(end), None),
             ProcessState::Interrupted => (Status::Interrupted, None, None),
         };
-        Ok(BodyView { spec, status, end, pid, enforcement, receipt: dir.revival() })
+        let missing_steps = self.workspaces().missing_steps(&spec);
+        Ok(BodyView { spec, status, end, pid, enforcement, missing_steps, receipt: dir.revival() })
     }
 
     fn dir(&self, id: &BodyId) -> Result<BodyDir, Failure> {
@@ -130,13 +117,8 @@ impl Fleet {
                 }
             }
         };
-        let spec = dir.spec().map_err(|error| match error {
-            // The Body was removed while this process waited for its lock.
-            body::dir::DirError::Read { source, .. } if source.kind() == io::ErrorKind::NotFound => {
-                no_such_body(id)
-            }
-            error => failures::dir(id, error),
-        })?;
+        // The Body may have been removed while this process waited for its lock.
+        let spec = read_spec(&dir, id)?;
         self.thaw_interrupted_save(&dir)?;
         Ok((dir, spec, lock))
     }
@@ -153,7 +135,7 @@ impl Fleet {
 
     /// Collects the facts about a Body that starting a command needs.
     pub(crate) fn exec_target(&self, id: &BodyId) -> Result<ExecTarget, Failure> {
-        // A Body's spec never changes, so it can be cached; its processes may change.
+        // The layer and the output limit of a Body never change, so they can be cached; its processes may change.
         let known = |spec: &Spec, running: Option<RunRecord>| ExecTarget {
             layer: spec.layer,
             output_max: spec.limits.output.0,
@@ -162,7 +144,7 @@ impl Fleet {
         if let Some(held) = self.supervisors.owned().get(id) {
             return Ok(known(&held.spec, Some(held.running.clone())));
         }
-        let spec = self.dir(id)?.spec().map_err(|error| failures::dir(id, error))?;
+        let spec = read_spec(&self.dir(id)?, id)?;
         Ok(known(&spec, None))
     }
 
@@ -207,12 +189,18 @@ impl Fleet {
             }
             ProcessState::Dead(_) | ProcessState::Stopped | ProcessState::Interrupted => {}
         }
-        let view = run_blocking(|| self.start_ended(id, &dir, &spec))?;
+        let view = run_blocking(|| self.start_ended(id, &dir, &spec, StartOccasion::Again))?;
         self.creator().await_template_start(view).await
     }
 
     /// Starts a Body whose last guest has ended. The caller holds the Body's lock.
-    fn start_ended(&self, id: &BodyId, dir: &BodyDir, spec: &Spec) -> Result<BodyView, Failure> {
+    pub(crate) fn start_ended(
+        &self,
+        id: &BodyId,
+        dir: &BodyDir,
+        spec: &Spec,
+        occasion: StartOccasion,
+    ) -> Result<BodyView, Failure> {
         if spec.life == Life::Run {
             return Err(Failure::new(
                 Kind::Conflict,
@@ -236,7 +224,7 @@ impl Fleet {
             Failure::new(Kind::Host, "cannot remove the records of the Body's last guest").because(error)
         })?;
         self.leases().note_resumed(id)?;
-        self.creator().start_again(dir, spec, &*recipe)?;
+        self.creator().start_again(dir, spec, &*recipe, occasion)?;
         self.view(id)
     }
 
@@ -348,7 +336,7 @@ impl Fleet {
         })?;
         self.leases().note_resumed(&spec.id)?;
         self.write(&spec.id, BodyResumed { swap: true })?;
-        self.creator().start_again(dir, spec, &*recipe)?;
+        self.creator().start_again(dir, spec, &*recipe, StartOccasion::Again)?;
         drop_suspended_memory(dir)
     }
 
@@ -462,6 +450,14 @@ impl Fleet {
                 ProcessState::Running(running) | ProcessState::Paused(running) => Some(running),
                 _ => None,
             };
+            if running.is_some() && discard == Discard::No {
+                // A refusal must not have ended anything.
+                let checked = self.workspaces().check_removal(&dir, &spec);
+                if let Err(failure) = checked {
+                    self.supervisors.owned().extend(held.map(|held| (id.clone(), held)));
+                    return Err(failure);
+                }
+            }
             let keeps_home = spec.home.as_ref().is_some_and(|home| home.name.is_some());
             if !spec.workspaces.is_empty() || keeps_home || spec.egress.is_some() {
                 // The Body's processes are killed before its work and its egress decisions are read for the last time.
@@ -479,9 +475,12 @@ impl Fleet {
                     self.workspaces().save_before_removal(&spec)?;
                 }
             }
+            self.garbage().withdraw(
+                &dir,
+                id,
+                BodyRemoved { by: None, discarded: discard == Discard::Yes },
+            )?;
             spec.workspaces.iter().for_each(|workspace| workspace::release(id, workspace));
-            self.egress().close(id)?;
-            self.write(id, BodyRemoved { by: None, discarded: discard == Discard::Yes })?;
             if let Some(running) = running {
                 self.driver(&spec)?.kill(&dir, running)?;
             }
@@ -493,7 +492,7 @@ impl Fleet {
                 (None, None) => {}
             }
             drop(lock);
-            self.snapshots().drop_unused(&spec)
+            self.snapshots().drop_unused(&spec.snapshots)
         })
     }
 
@@ -501,7 +500,7 @@ impl Fleet {
     fn remove_owned(&self, id: &BodyId, held: crate::OwnedBody) -> Result<(), Failure> {
         let crate::OwnedBody { mut supervisor, spec, recorded, .. } = held;
         if !recorded {
-            self.write(id, BodyRemoved { by: None, discarded: false })?;
+            self.log.append_end(id, None, BodyRemoved { by: None, discarded: false })?;
         }
         supervisor.terminate();
         // This runs while the supervisor cleans up.
@@ -514,23 +513,24 @@ impl Fleet {
             self.remove_files(&dir, &spec)?;
         }
         self.egress().close(id)?;
-        self.snapshots().drop_unused(&spec)
+        self.snapshots().drop_unused(&spec.snapshots)
     }
 
     /// Removes the files of a Body whose processes have ended.
     pub(crate) fn remove_files(&self, dir: &BodyDir, spec: &Spec) -> Result<(), Failure> {
         if dir.path().exists() {
             let failed = || format!("cannot remove the files of Body {}", spec.id);
-            // From here on it counts as removed, even if this process is killed; then `gc` removes the rest.
-            dir.unpublish().map_err(|error| Failure::new(Kind::Host, failed()).because(error))?;
+            // From here on it counts as removed, even if this process is killed; then the next `pal` removes the rest.
+            dir.unpublish(self.launch_context.flush)
+                .map_err(|error| Failure::new(Kind::Host, failed()).because(error))?;
             match dir.running() {
                 // If the supervisor was killed, the guest may still run.
                 Ok(Some(running)) => self.driver(spec)?.kill(dir, &running)?,
                 _ => body::groups::remove_cgroups_by_name(&spec.id),
             }
             self.egress().close(&spec.id)?;
-            // The Body's writes are removed first: if this process is killed, `gc` still finds the host ids in the
-            // draft of the spec.
+            // The Body's writes are removed first: if this process is killed, the next `pal` still finds the host ids in
+            // the draft of the spec.
             for path in [&*dir.path().join("disk"), dir.path()] {
                 body::snapshot::remove(&self.launch_context.programs, &spec.ids, path)
                     .map_err(|error| Failure::new(Kind::Host, failed()).because(error))?;
@@ -546,6 +546,14 @@ impl Fleet {
     pub(crate) fn write(&self, id: &BodyId, data: impl Into<EventData>) -> Result<(), Failure> {
         self.append(Draft::about(id, data)).map(drop)
     }
+}
+
+/// Reads the spec of a Body; a directory without a spec is no Body.
+fn read_spec(dir: &BodyDir, id: &BodyId) -> Result<Spec, Failure> {
+    dir.spec().map_err(|error| match error {
+        DirError::Read { source, .. } if source.kind() == io::ErrorKind::NotFound => no_such_body(id),
+        error => failures::dir(id, error),
+    })
 }
 
 fn drop_suspended_memory(dir: &BodyDir) -> Result<(), Failure> {

@@ -1,6 +1,8 @@
 //! The event log of a data directory, as the fleet and its callers use it.
 //!
-//! Invariant: an event about a Body goes to that Body's chain; every other event goes to the node's chain.
+//! Invariant: an event of an agent goes to that agent's chain, any other event about a Body to that Body's chain; every
+//! other event goes to the node's chain.
+//! Invariant: a Body has at most one end in the log, whichever processes record it: [`Log::append_end`].
 //! Invariant: the decisions of egress proxies that wait in a spool are imported into the log before a caller reads it.
 
 use std::{
@@ -9,10 +11,19 @@ use std::{
     time::Duration,
 };
 
-use proto::{BodyId, ChainId, Draft, Event, EventData, Failure, Kind};
-use store::{Artifacts, Durability, EventLog, EventQuery, LogVerdict, SEAL_EVERY, Store};
+use proto::{
+    AgentId, BodyId, ChainHead, ChainId, Draft, Event, EventData, Failure, Kind,
+    event_data::{BodyCreated, BodyFailed, BodyRemoved, EventKind},
+};
+use store::{
+    Append, AppendError, ArtifactRef, Artifacts, Durability, EventLog, EventQuery, LogVerdict, SEAL_EVERY,
+    Store,
+};
 
 use crate::failures;
+
+/// How many times an append is repeated that another process got ahead of.
+const CONFLICTS_MAX: usize = 100;
 
 /// The event log and the artifacts beside it.
 #[derive(Debug)]
@@ -79,9 +90,135 @@ impl Log {
             .ok_or_else(|| Failure::new(Kind::Internal, "an event was not written"))
     }
 
+    /// The end of a chain.
+    pub fn head(&self, chain: &ChainId) -> Result<ChainHead, Failure> {
+        self.events_store()?.head(chain).map_err(failures::read)
+    }
+
+    /// Appends events to an agent's chain behind the head that the caller expects; `None` if the chain has another
+    /// head.
+    pub fn append_to_agent(
+        &self,
+        agent: &AgentId,
+        expected: ChainHead,
+        drafts: Vec<Draft>,
+    ) -> Result<Option<Vec<Event>>, Failure> {
+        let append =
+            Append::new(ChainId::Agent(agent.clone()), expected, drafts).map_err(failures::append)?;
+        match self.events_store()?.append(&append) {
+            Ok(events) => Ok(Some(events)),
+            Err(AppendError::Conflict { .. }) => Ok(None),
+            Err(error) => Err(failures::append(error)),
+        }
+    }
+
+    /// Appends events at the end of an agent's chain, whatever it is.
+    pub fn note_to_agent(&self, agent: &AgentId, drafts: Vec<Draft>) -> Result<Vec<Event>, Failure> {
+        let chain = ChainId::Agent(agent.clone());
+        self.events_store()?.append_at_end(&chain, drafts).map_err(failures::append)
+    }
+
+    /// Stores bytes that are too long for an event.
+    pub fn put_artifact(&self, bytes: &[u8]) -> Result<ArtifactRef, Failure> {
+        self.artifacts()?.put_artifact(bytes).map_err(|error| {
+            Failure::new(Kind::Host, "cannot store content that is too long for an event").because(error)
+        })
+    }
+
+    /// Reads such bytes, and verifies them.
+    pub fn get_artifact(&self, wanted: &ArtifactRef) -> Result<Vec<u8>, Failure> {
+        self.artifacts()?.get_artifact(wanted).map_err(|error| {
+            Failure::new(Kind::Host, "cannot read content that is too long for an event").because(error)
+        })
+    }
+
+    /// Appends the end of a Body, `body.removed` or `body.failed`, unless the log has one already. The event `before`, if
+    /// given, precedes it in the same transaction and is appended in any case.
+    pub(crate) fn append_end(
+        &self,
+        id: &BodyId,
+        before: Option<Draft>,
+        end: impl Into<EventData>,
+    ) -> Result<(), Failure> {
+        let log = self.events_store()?;
+        let chain = ChainId::Body(id.clone());
+        let end = Draft::about(id, end);
+        for _ in 0..CONFLICTS_MAX {
+            // The head comes first: an end that another process appends after it makes this append a conflict.
+            let head = log.head(&chain).map_err(failures::read)?;
+            let end = (!self.has_ended(id)?).then_some(&end);
+            let drafts: Vec<Draft> = before.iter().chain(end).cloned().collect();
+            if drafts.is_empty() {
+                return Ok(());
+            }
+            let append = Append::new(chain.clone(), head, drafts).map_err(failures::append)?;
+            match log.append(&append) {
+                Err(AppendError::Conflict { .. }) => {}
+                done => return done.map(drop).map_err(failures::append),
+            }
+        }
+        Err(failures::append(AppendError::Busy))
+    }
+
+    /// Appends an event about a Body unless `is_recorded` finds it in the log, also if other processes append it at the
+    /// same time. Returns the event that was appended.
+    pub(crate) fn append_once(
+        &self,
+        id: &BodyId,
+        draft: &Draft,
+        is_recorded: impl Fn() -> Result<bool, Failure>,
+    ) -> Result<Option<Event>, Failure> {
+        let log = self.events_store()?;
+        let chain = ChainId::Body(id.clone());
+        for _ in 0..CONFLICTS_MAX {
+            // The head comes first: an event that another process appends after it makes this append a conflict.
+            let head = log.head(&chain).map_err(failures::read)?;
+            if is_recorded()? {
+                return Ok(None);
+            }
+            let append = Append::new(chain.clone(), head, vec![draft.clone()]).map_err(failures::append)?;
+            match log.append(&append) {
+                Err(AppendError::Conflict { .. }) => {}
+                done => return done.map(|events| events.into_iter().next()).map_err(failures::append),
+            }
+        }
+        Err(failures::append(AppendError::Busy))
+    }
+
+    /// Whether the log has the creation of a Body.
+    pub(crate) fn has_begun(&self, id: &BodyId) -> Result<bool, Failure> {
+        self.knows(id, BodyCreated::NAMES)
+    }
+
+    /// Whether the log has the end of a Body.
+    pub(crate) fn has_ended(&self, id: &BodyId) -> Result<bool, Failure> {
+        self.knows(id, &end_kinds())
+    }
+
+    /// Whether the log has an event of one of these types about a Body.
+    fn knows(&self, id: &BodyId, kinds: &[&'static str]) -> Result<bool, Failure> {
+        let query = EventQuery { kinds: kinds.to_vec(), limit: 1, ..EventQuery::of_body(id) };
+        Ok(!self.read(&query)?.is_empty())
+    }
+
+    /// Bodies whose last event is not their end. An event may still follow the end, so some of them have one.
+    pub(crate) fn bodies_without_end(&self) -> Result<Vec<BodyId>, Failure> {
+        let chains = self.events_store()?.chains_not_ending_in(&end_kinds()).map_err(failures::read)?;
+        let body = |chain| match chain {
+            ChainId::Body(id) => Some(id),
+            _ => None,
+        };
+        Ok(chains.into_iter().filter_map(body).collect())
+    }
+
     /// Appends an event that is not about a Body.
     pub fn note(&self, data: impl Into<EventData>) -> Result<(), Failure> {
         self.append(Draft::new(data)).map(drop)
+    }
+
+    /// Appends an event about a Body that another act does not record.
+    pub fn note_about(&self, id: &BodyId, data: impl Into<EventData>) -> Result<(), Failure> {
+        self.append(Draft::about(id, data)).map(drop)
     }
 
     /// Returns at most `limit` events after position `after`, in the order in which they were stored.
@@ -132,4 +269,9 @@ impl Log {
         self.store()?.tidy();
         Ok(())
     }
+}
+
+/// The types of events that end a Body.
+fn end_kinds() -> Vec<&'static str> {
+    [BodyRemoved::NAMES, BodyFailed::NAMES].concat()
 }

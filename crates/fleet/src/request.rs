@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use body::driver::{LimitRequest, StartMode};
 use proto::{
-    Layer,
+    BodyName, Layer,
     event_data::StartedBy,
     spec::{BodyRole, Egress, Home, Life, Mount},
     vm::{Engine, Sharing},
@@ -16,6 +16,8 @@ use crate::Lease;
 /// A request to create a Body.
 #[derive(Debug, Clone)]
 pub struct Create {
+    /// The name of the Body; no other Body may have it.
+    pub name: Option<BodyName>,
     /// The isolation layer; `None` means the strongest layer that this host runs at interactive speed.
     pub layer: Option<Layer>,
     /// The hypervisor of a microVM; `None` means the one of the snapshot that it starts from, or the one of the
@@ -59,6 +61,7 @@ impl Create {
     /// A Body on the host's root that ends with the process that created it.
     pub fn run() -> Self {
         Self {
+            name: None,
             layer: None,
             engine: None,
             template: "host".into(),
@@ -110,8 +113,23 @@ pub struct ExecRequest {
     pub timeout: Option<Duration>,
     /// A name by which [`crate::Execs::attach`] finds the command.
     pub tag: Option<String>,
+    /// Whether the guest keeps the command by its tag, with its newest output and its end. A kept command with a tag
+    /// that the guest knows already is followed from its first kept byte and not started again.
+    pub keep: bool,
     /// The kind of client that started the command; `None` for Palisade's own.
     pub by: Option<StartedBy>,
+    /// The fate of the command if this process vanishes.
+    pub on_disconnect: Disconnect,
+}
+
+/// The fate of a command whose caller vanishes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Disconnect {
+    /// The command goes on, and another caller can attach to it.
+    #[default]
+    Continue,
+    /// The command is hung up, as by a terminal that closes.
+    HangUp,
 }
 
 impl ExecRequest {
@@ -126,7 +144,9 @@ impl ExecRequest {
             stdin: Stdin::Null,
             timeout: None,
             tag: None,
+            keep: false,
             by: None,
+            on_disconnect: Disconnect::Continue,
         }
     }
 }

@@ -9,20 +9,36 @@ use body::{
     snapshot::{self, SnapshotManifest},
 };
 use proto::{
-    BodyId, Failure, Kind, SnapshotId, Spec,
-    event_data::{BodyForked, SnapshotCreated, SnapshotRemoved},
-    spec::{Home, Life},
+    AgentId, BodyId, BodyName, Failure, Kind, SnapshotId, Spec,
+    event_data::{BodyForked, MissingStep, SnapshotCreated, SnapshotRemoved},
+    spec::{Access, BodyRole, Egress, Home, Life, Mount},
 };
 
-use crate::{BodyView, Create, Fleet, Lease, LimitRequest, SnapshotView, blocking::run_blocking, failures};
+use crate::{
+    BodyView, Create, Fleet, Lease, LimitRequest, SnapshotView, blocking::run_blocking, egress::proxy_env,
+    failures, names::Names, work::inherit_landed,
+};
 
 /// The purpose of a snapshot.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 enum SnapshotPurpose {
     /// A caller asked for it; it stays until it is removed.
     Kept,
     /// Forks start from it; it is removed with the last of them.
     Forks,
+    /// It belongs to a checkpoint of an agent, and is removed with the agent.
+    Checkpoint(AgentId),
+}
+
+/// The properties of a dependency layer that is about to be taken.
+#[derive(Debug, Clone)]
+pub(crate) struct DependencyLayer {
+    /// The template that the Body was requested with.
+    pub origin: String,
+    /// A hash of the inputs of the preparation.
+    pub key: String,
+    /// The steps that failed or did not run.
+    pub missing_steps: Vec<MissingStep>,
 }
 
 /// Most forks in one request.
@@ -47,6 +63,14 @@ impl Snapshots<'_> {
             }
             let (dir, spec, _lock) = self.fleet.lock_body(id)?;
             self.take(&dir, &spec, name, SnapshotPurpose::Kept).map(view)
+        })
+    }
+
+    /// Takes a snapshot of a Body for a checkpoint of an agent.
+    pub async fn create_checkpoint(&self, id: &BodyId, agent: &AgentId) -> Result<SnapshotView, Failure> {
+        run_blocking(|| {
+            let (dir, spec, _lock) = self.fleet.lock_body(id)?;
+            self.take(&dir, &spec, None, SnapshotPurpose::Checkpoint(agent.clone())).map(view)
         })
     }
 
@@ -85,10 +109,9 @@ impl Snapshots<'_> {
         &self,
         dir: &BodyDir,
         spec: &Spec,
-        origin: &str,
-        key: &str,
+        layer: &DependencyLayer,
     ) -> Result<SnapshotId, Failure> {
-        self.take_as(dir, spec, None, SnapshotPurpose::Kept, Some((origin, key))).map(|manifest| manifest.id)
+        self.take_as(dir, spec, None, SnapshotPurpose::Kept, Some(layer)).map(|manifest| manifest.id)
     }
 
     fn take_as(
@@ -97,7 +120,7 @@ impl Snapshots<'_> {
         spec: &Spec,
         name: Option<String>,
         purpose: SnapshotPurpose,
-        dependency: Option<(&str, &str)>,
+        dependency: Option<&DependencyLayer>,
     ) -> Result<SnapshotManifest, Failure> {
         let manifest = self.announce(dir, spec, name, purpose, dependency)?;
         let to = self.path(&manifest.id);
@@ -112,7 +135,7 @@ impl Snapshots<'_> {
         spec: &Spec,
         name: Option<String>,
         purpose: SnapshotPurpose,
-        dependency: Option<(&str, &str)>,
+        dependency: Option<&DependencyLayer>,
     ) -> Result<SnapshotManifest, Failure> {
         let id = &spec.id;
         if dir.is_swapped() {
@@ -137,8 +160,16 @@ impl Snapshots<'_> {
             ids: spec.ids.clone(),
             bytes: 0,
             for_forks: purpose == SnapshotPurpose::Forks,
-            dependency: dependency.map(|(_, key)| key.to_owned()),
-            origin: dependency.map(|(origin, _)| origin.to_owned()),
+            checkpoint_of: match purpose {
+                SnapshotPurpose::Checkpoint(agent) => Some(agent),
+                SnapshotPurpose::Kept | SnapshotPurpose::Forks => None,
+            },
+            dependency: dependency.map(|layer| layer.key.clone()),
+            origin: dependency.map(|layer| layer.origin.clone()),
+            missing_steps: match dependency {
+                Some(layer) => layer.missing_steps.clone(),
+                None => self.fleet.workspaces().missing_steps(spec),
+            },
             layer: spec.layer,
             machine: None,
         };
@@ -230,6 +261,7 @@ impl Snapshots<'_> {
         self.fleet.write(&manifest.body, data)?;
         snapshot::remove(&self.fleet.launch_context.programs, &manifest.ids, &self.path(&manifest.id))
             .map_err(failures::removal)?;
+        self.drop_unused(&manifest.below)?;
         Ok(manifest.id)
     }
 
@@ -253,9 +285,9 @@ impl Snapshots<'_> {
         Ok(body.or_else(other))
     }
 
-    /// Removes the snapshots below a removed Body that were taken for forks and have no user left.
-    pub(crate) fn drop_unused(&self, spec: &Spec) -> Result<(), Failure> {
-        for id in &spec.snapshots {
+    /// Of the snapshots below a removed Body or snapshot, removes those that were taken for forks and have no user left.
+    pub(crate) fn drop_unused(&self, below: &[SnapshotId]) -> Result<(), Failure> {
+        for id in below {
             let Ok(manifest) = snapshot::read(&self.path(id)) else { continue };
             if manifest.for_forks && self.user_of(id)?.is_none() {
                 snapshot::remove(&self.fleet.launch_context.programs, &manifest.ids, &self.path(id))
@@ -265,22 +297,45 @@ impl Snapshots<'_> {
         Ok(())
     }
 
-    /// Creates and starts `count` Bodies that begin with the current state of this one.
+    /// Creates and starts `count` Bodies that begin with the current state of this one, and belong to its owner.
     pub async fn fork(&self, id: &BodyId, count: u32) -> Result<Vec<BodyView>, Failure> {
-        self.fork_leased(id, count, None).await
+        let terms = run_blocking(|| self.fleet.leases().terms_of_fork(id))?;
+        self.fork_leased(id, count, None, terms).await
     }
 
-    /// Creates and starts `count` forks of a Body, each with this lease.
+    /// Creates and starts `count` forks of a Body, each with this lease, and with this name and a number.
     pub async fn fork_leased(
         &self,
         id: &BodyId,
         count: u32,
+        name: Option<&BodyName>,
         lease: Option<Lease>,
     ) -> Result<Vec<BodyView>, Failure> {
         if !(1..=FORKS_MAX).contains(&count) {
             return Err(Failure::new(Kind::Usage, format!("cannot create {count} forks at once"))
                 .hint(format!("ask for 1 to {FORKS_MAX}")));
         }
+        let names = run_blocking(|| Names::of(self.fleet).number(name, count))?;
+        let shapes = names.into_iter().map(|name| {
+            let lease = lease.clone();
+            move |request: Create| Create { name, lease, ..request }
+        });
+        self.fork_shaped(id, shapes).await
+    }
+
+    /// Creates and starts a fork of a Body for one act. The fork ends with this process, saves no work, reaches no
+    /// network and writes to no directory of the host, so that no effect of the act outlives the fork.
+    pub async fn fork_for_act(&self, id: &BodyId) -> Result<BodyView, Failure> {
+        let mut views = self.fork_shaped(id, [seal]).await?;
+        views.pop().ok_or_else(|| Failure::new(Kind::Internal, "a fork was not created"))
+    }
+
+    /// Creates and starts one fork of a Body for each shape of its request.
+    async fn fork_shaped<F: FnOnce(Create) -> Create>(
+        &self,
+        id: &BodyId,
+        shapes: impl IntoIterator<Item = F>,
+    ) -> Result<Vec<BodyView>, Failure> {
         // The lock is held until the forks use the snapshot: until then `gc` would find it unused.
         let (parent, manifest, _lock) = run_blocking(|| -> Result<_, Failure> {
             let (dir, parent, lock) = self.fleet.lock_body(id)?;
@@ -288,23 +343,59 @@ impl Snapshots<'_> {
             Ok((parent, manifest, lock))
         })?;
         let mut views = Vec::new();
-        for _ in 0..count {
-            let request = Create { lease: lease.clone(), ..fork_request(&parent, &manifest) };
-            let made = match run_blocking(|| self.fleet.creator().create_now(request, Some(id.clone()))) {
-                Ok(view) => self.fleet.creator().await_template_start(view).await,
+        for shape in shapes {
+            let request = shape(fork_of(&parent, manifest.id.to_string()));
+            let started = match run_blocking(|| self.fleet.creator().create_now(request, Some(id.clone()))) {
+                Ok(view) => {
+                    views.push(view.clone());
+                    self.fleet.creator().await_template_start(view).await.map(drop)
+                }
                 Err(failure) => Err(failure),
             };
-            match made {
-                Ok(view) => views.push(view),
-                Err(failure) => {
-                    self.undo_forks(&views, &manifest).await;
-                    return Err(failure);
-                }
+            if let Err(failure) = started {
+                self.undo_forks(&views, &manifest).await;
+                return Err(failure);
             }
         }
+        views.iter().for_each(|view| inherit_landed(self.fleet, &parent, view.id()));
         let bodies = views.iter().map(BodyView::id).cloned().collect();
         run_blocking(|| self.fleet.write(id, BodyForked { snapshot: manifest.id, bodies }))?;
         Ok(views)
+    }
+
+    /// Creates and starts a Body that begins with a snapshot of this one, and belongs to the owner of this one.
+    pub async fn fork_at(&self, id: &BodyId, snapshot: &SnapshotId) -> Result<BodyView, Failure> {
+        self.fork_shaped_at(id, snapshot, |request| request).await
+    }
+
+    /// Creates and starts a Body that begins with a snapshot of this one, for acts that leave no trace, as
+    /// [`Snapshots::fork_for_act`] does.
+    pub async fn fork_for_acts_at(&self, id: &BodyId, snapshot: &SnapshotId) -> Result<BodyView, Failure> {
+        self.fork_shaped_at(id, snapshot, seal).await
+    }
+
+    async fn fork_shaped_at(
+        &self,
+        id: &BodyId,
+        snapshot: &SnapshotId,
+        shape: impl FnOnce(Create) -> Create,
+    ) -> Result<BodyView, Failure> {
+        let (request, parent, _building) = run_blocking(|| -> Result<_, Failure> {
+            let building = self.fleet.garbage().building()?;
+            let (_, parent, _lock) = self.fleet.lock_body(id)?;
+            let manifest = snapshot::read(&self.path(snapshot)).map_err(|error| {
+                Failure::new(Kind::NotFound, format!("there is no snapshot {snapshot}"))
+                    .because(error)
+                    .hint("list the snapshots: pal snapshots")
+            })?;
+            let lease = self.fleet.leases().terms_of_fork(id)?;
+            let request = Create { lease, ..fork_of(&parent, manifest.id.to_string()) };
+            Ok((request, parent, building))
+        })?;
+        let view = run_blocking(|| self.fleet.creator().create_now(shape(request), Some(id.clone())))?;
+        let view = self.fleet.creator().await_template_start(view).await?;
+        inherit_landed(self.fleet, &parent, view.id());
+        Ok(view)
     }
 
     /// Removes the forks of a request that failed: a request creates all of its forks or none.
@@ -317,21 +408,33 @@ impl Snapshots<'_> {
     }
 }
 
-fn fork_request(parent: &Spec, manifest: &SnapshotManifest) -> Create {
-    let limits = &parent.limits;
+/// The request for a Body from which no effect of its commands gets out.
+fn seal(request: Create) -> Create {
+    let proxy = proxy_env();
+    let mut env = request.env;
+    // Without a proxy these variables would only confuse programs.
+    env.retain(|name, value| proxy.get(name) != Some(value));
     Create {
+        role: BodyRole::Step,
+        egress: None,
+        lease: None,
+        env,
+        mounts: request.mounts.into_iter().map(read_only).collect(),
+        ..request
+    }
+}
+
+fn read_only(mount: Mount) -> Mount {
+    Mount { access: Access::ReadOnly, ..mount }
+}
+
+/// The request for a fork of a Body that begins with a snapshot of it.
+fn fork_of(parent: &Spec, snapshot: String) -> Create {
+    Create {
+        name: None,
         layer: Some(parent.layer),
-        template: manifest.id.to_string(),
-        limits: LimitRequest {
-            memory: Some(limits.memory),
-            cpu_milli: Some(limits.cpu_milli),
-            pids: Some(limits.pids),
-            disk: Some(limits.disk),
-            inodes: Some(limits.inodes),
-            files: Some(limits.files),
-            wall: limits.wall_ms.map(std::time::Duration::from_millis),
-            output: Some(limits.output),
-        },
+        template: snapshot,
+        limits: LimitRequest::from(&parent.limits),
         env: parent.env.clone(),
         mounts: parent.mounts.clone(),
         share: parent.share,
@@ -340,8 +443,9 @@ fn fork_request(parent: &Spec, manifest: &SnapshotManifest) -> Create {
         home: None,
         at_start: Vec::new(),
         ports: Vec::new(),
-        egress: None,
-        role: proto::spec::BodyRole::Work,
+        // A Body from a snapshot of the parent has no policy; a fork has the one of its parent.
+        egress: parent.egress.clone().map(|egress| Egress { generation: 0, ..egress }),
+        role: BodyRole::Work,
         workdir: parent.workdir.clone(),
         user: Some(parent.user.clone()),
         life: Life::Kept,
@@ -365,5 +469,34 @@ fn view(manifest: SnapshotManifest) -> SnapshotView {
         created_at: manifest.created_at,
         bytes: manifest.bytes,
         for_forks: manifest.for_forks,
+        checkpoint_of: manifest.checkpoint_of,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::egress::EgressRule;
+    use serde_json::json;
+
+    use super::*;
+
+    fn parent() -> Spec {
+        let spec = json!({
+            "v": 1, "id": "k3v9", "created_at": "2026-01-01T00:00:00Z", "layer": "process", "template": "host",
+            "limits": { "memory": 536870912, "cpu_milli": 1000, "pids": 256, "disk": 1073741824, "files": 1024,
+                "inodes": 65536, "output": 1048576, "wall_ms": null }, "user": "user", "network": "closed", "life": "kept",
+            "egress": { "rules": [{ "to": "pypi.org:443" }], "generation": 7 }, "env": proxy_env(),
+            "ids": { "users": [], "groups": [] },
+        });
+        serde_json::from_value(spec).unwrap()
+    }
+
+    #[test]
+    fn a_fork_has_the_network_of_its_parent_and_one_for_an_act_has_none() {
+        let request = fork_of(&parent(), "s1".into());
+        let rules = vec![EgressRule::allow("pypi.org:443")];
+        assert_eq!(request.egress, Some(Egress { rules, ..Egress::default() }));
+        let sealed = seal(request);
+        assert_eq!((sealed.egress, sealed.env.get("https_proxy")), (None, None));
     }
 }

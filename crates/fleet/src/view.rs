@@ -1,6 +1,9 @@
 //! The views that the fleet returns to callers.
 
-use proto::{BodyId, Enforcement, SnapshotId, Spec, launch::GuestEnd, vm::StartReport};
+use proto::{
+    AgentId, BodyId, Enforcement, SnapshotId, Spec, event_data::MissingStep, launch::GuestEnd,
+    tree::OmittedKind, vm::StartReport,
+};
 use serde::Serialize;
 
 /// The status of a Body.
@@ -48,6 +51,9 @@ pub struct BodyView {
     pub pid: Option<i32>,
     /// Its enforcement record: the mechanisms that confine it.
     pub enforcement: Enforcement,
+    /// The prepare steps that it lacks: it is prepared only in part.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub missing_steps: Vec<MissingStep>,
     /// How its microVM started; `None` on layers without one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub receipt: Option<StartReport>,
@@ -83,6 +89,9 @@ pub struct SnapshotView {
     /// Whether it was taken for forks; then it is removed with the last of them.
     #[serde(skip)]
     pub for_forks: bool,
+    /// The agent whose checkpoint it belongs to; then it is removed with that agent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub checkpoint_of: Option<AgentId>,
 }
 
 /// The end of a command.
@@ -116,10 +125,45 @@ pub struct GarbageItem {
 }
 
 /// The totals of a copy.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct CopyTotals {
     /// The number of files, links and directories.
     pub entries: u64,
-    /// The bytes of file contents.
+    /// The bytes of file contents, without holes.
     pub bytes: u64,
+    /// The entries that were left out.
+    pub omitted: OmittedEntries,
+}
+
+/// Entries that a copy left out.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct OmittedEntries {
+    /// How many there are.
+    pub count: u64,
+    /// How many of them are git directories, or files that lead to one.
+    pub git_count: u64,
+    /// The first ones by name.
+    pub first: Vec<OmittedEntry>,
+}
+
+/// An entry that a copy left out.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct OmittedEntry {
+    /// Its path below the source, with control characters escaped.
+    pub path: String,
+    /// Its kind.
+    pub kind: OmittedKind,
+}
+
+impl OmittedEntries {
+    /// How many entries are named.
+    const NAMED_MAX: usize = 20;
+
+    pub(crate) fn add(&mut self, path: &[u8], kind: OmittedKind) {
+        self.count += 1;
+        self.git_count += u64::from(kind == OmittedKind::Git);
+        if self.first.len() < Self::NAMED_MAX {
+            self.first.push(OmittedEntry { path: proto::text::visible_bytes(path), kind });
+        }
+    }
 }

@@ -60,6 +60,9 @@ pub trait EventLog: Send + Sync {
     /// The next events of a query. If there are none yet, waits for them, at most for `wait`.
     fn follow(&self, query: &EventQuery, wait: Duration) -> Result<Vec<Event>, ReadError>;
 
+    /// The chains whose last event is of none of these types. The cost depends on the number of chains.
+    fn chains_not_ending_in(&self, kinds: &[&str]) -> Result<Vec<ChainId>, ReadError>;
+
     /// The position of the last event of the log; 0 in an empty log.
     fn last_pos(&self) -> Result<u64, ReadError>;
 

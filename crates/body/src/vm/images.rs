@@ -1,9 +1,7 @@
-//! Read-only images: one for each layer of a template, and a few for this host. Created once, shared by all
-//! microVMs.
+//! Read-only images: one for each layer of a template. Created once, shared by all microVMs.
 
 use std::{
     fs::{self, File},
-    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -17,7 +15,6 @@ use sha2::{Digest, Sha256};
 use super::{VmError, VmStepExt, find_tool};
 use crate::{
     helper::{self, HelperError},
-    host::{HIDDEN_SETTINGS, HostRoot, RootInside},
     ids,
     programs::Programs,
     root::LowerLayer,
@@ -31,42 +28,6 @@ pub const PACKS: &str = "pack-";
 pub const LAYERS: &str = "layer-";
 /// Prefix of the names of images with a part of a snapshot.
 pub const SNAPSHOTS: &str = "snapshot-";
-/// Number of images that this host's own programs and settings make.
-pub const HOST_IMAGES: usize = PARTS.len();
-/// Images of earlier states of this host that are kept.
-const OLD_HOSTS_MAX: usize = 1;
-
-/// A part of this host: its settings change often and are small, its programs change seldom and are large.
-struct HostPart {
-    name: &'static str,
-    holds: fn(&str) -> bool,
-    /// Paths whose change shows that the part changed.
-    signs: &'static [&'static str],
-}
-
-const PARTS: [HostPart; 2] = [
-    HostPart {
-        name: "etc",
-        holds: |area| area == "etc",
-        signs: &["/etc", "/etc/alternatives", "/etc/ssl/certs", "/etc/profile.d", "/etc/default"],
-    },
-    HostPart {
-        name: "programs",
-        holds: |area| area != "etc",
-        signs: &[
-            "/var/lib/dpkg/status",
-            "/var/lib/rpm",
-            "/usr/bin",
-            "/usr/sbin",
-            "/usr/lib",
-            "/usr/lib64",
-            "/usr/local/bin",
-            "/usr/local/lib",
-            "/opt",
-        ],
-    },
-];
-
 /// The images of layers, nearest first: one for each layer if there are enough devices, otherwise some images
 /// hold several.
 pub fn of_layers(
@@ -118,86 +79,8 @@ fn groups(layers: &[(&str, &LowerLayer)], room: usize) -> Option<Vec<std::ops::R
     (layers.len() <= LAYERS_MAX).then(|| (1..=layers.len().max(1)).find(fits).map(of_size)).flatten()
 }
 
-/// The images of this host's current state, nearest first.
-pub fn of_host(programs: &Programs, images: &Path) -> Result<Vec<PathBuf>, VmError> {
-    PARTS.iter().map(|part| of_part(programs, images, part)).collect()
-}
-
-fn of_part(programs: &Programs, images: &Path, part: &HostPart) -> Result<PathBuf, VmError> {
-    let path = images.join(part.file());
-    if path.exists() {
-        return Ok(path);
-    }
-    let _turn = turn(images)?;
-    if path.exists() {
-        return Ok(path);
-    }
-    let (areas, links) = HostRoot::inspect(RootInside::Possible).names_and_links();
-    // A directory inside another area comes with that area.
-    let areas: Vec<String> = areas
-        .iter()
-        .filter(|area| !area.contains('/') && (part.holds)(area))
-        .map(|area| (*area).to_owned())
-        .collect();
-    let links = links.into_iter().filter(|(name, _)| (part.holds)(name)).collect();
-    let hidden = HIDDEN_SETTINGS.iter().map(|name| format!("etc/{name}")).collect();
-    let ids = ids::of_layers().or_else(|_| Ok::<Ids, VmError>(ids::own()))?;
-    make(programs, &path, ids, ImageSource::Host { areas, links, hidden })?;
-    drop_old(images, part, &path);
-    Ok(path)
-}
-
-/// Whether the images of this host's current state exist.
-pub fn host_is_made(images: &Path) -> bool {
-    PARTS.iter().all(|part| images.join(part.file()).exists())
-}
-
-/// Whether the image of that name is of this host's current state.
-pub fn is_current(name: &str) -> bool {
-    PARTS.iter().any(|part| part.file() == name)
-}
-
-impl HostPart {
-    /// A file name that changes with the part, computed without reading its files.
-    fn file(&self) -> String {
-        let mut hash = Sha256::new();
-        for place in self.signs {
-            hash.update(place.as_bytes());
-            if let Ok(found) = fs::metadata(place) {
-                for number in [found.mtime(), found.mtime_nsec(), found.ino() as i64] {
-                    hash.update(number.to_le_bytes());
-                }
-            }
-        }
-        format!("host-{}-{}.erofs", self.name, &proto::event::hex(&hash.finalize())[..16])
-    }
-}
-
-/// Takes a lock: an image of a whole host takes a minute, and a second process waits for the first.
-fn turn(images: &Path) -> Result<File, VmError> {
-    fs::create_dir_all(images).step("create a directory for images")?;
-    let lock = File::create(images.join("lock")).step("lock the images")?;
-    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).step("lock the images")?;
-    Ok(lock)
-}
-
-fn drop_old(images: &Path, part: &HostPart, newest: &Path) {
-    let begins = format!("host-{}-", part.name);
-    let mut old: Vec<(std::time::SystemTime, PathBuf)> = fs::read_dir(images)
-        .into_iter()
-        .flatten()
-        .flatten()
-        .filter(|entry| entry.file_name().to_string_lossy().starts_with(&begins) && entry.path() != newest)
-        .filter_map(|entry| Some((entry.metadata().ok()?.modified().ok()?, entry.path())))
-        .collect();
-    old.sort();
-    // Running microVMs keep a deleted image open.
-    for (_, path) in old.iter().rev().skip(OLD_HOSTS_MAX) {
-        let _ = fs::remove_file(path);
-    }
-}
-
-fn make(programs: &Programs, path: &Path, ids: Ids, source: ImageSource) -> Result<(), VmError> {
+/// Makes an image, under its name only when it is complete.
+pub(super) fn make(programs: &Programs, path: &Path, ids: Ids, source: ImageSource) -> Result<(), VmError> {
     let program = find_tool("mkfs.erofs")?;
     let dir = path.parent().unwrap_or(Path::new("/"));
     fs::create_dir_all(dir).step("create a directory for images")?;

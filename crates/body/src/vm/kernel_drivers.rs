@@ -46,6 +46,8 @@ pub enum DriverSet {
     Bus,
     /// MicroVMs with a shared directory of the host.
     Share,
+    /// MicroVMs with an egress policy: their kernel redirects connections to the guest.
+    Redirect,
 }
 
 /// Which microVMs cannot run without a driver.
@@ -77,6 +79,9 @@ pub const DRIVERS: &[KernelDriver] = &[
     driver("virtio_rng", DriverSet::Bus, Need::Nothing),
     driver("fuse", DriverSet::Share, Need::Engine(None)),
     driver("virtiofs", DriverSet::Share, Need::Engine(None)),
+    driver("nf_tables", DriverSet::Redirect, Need::Nothing),
+    driver("nft_chain_nat", DriverSet::Redirect, Need::Nothing),
+    driver("nft_redir", DriverSet::Redirect, Need::Nothing),
 ];
 
 /// The result of the search in a kernel: `drivers.json` in its directory.
@@ -409,7 +414,8 @@ fn fields(module: &[u8], field: &str) -> Vec<String> {
     let texts = info.split(|byte| *byte == 0).filter_map(|text| std::str::from_utf8(text).ok());
     texts
         .filter_map(|text| text.split_once('='))
-        .filter_map(|(name, value)| (name == field).then(|| value.to_owned()))
+        .filter(|(name, _)| *name == field)
+        .map(|(_, value)| value.to_owned())
         .collect()
 }
 

@@ -10,6 +10,8 @@
 //!    last-boot.json    the kernel that last booted
 //!    kernel-HASH/      vmlinux, modules/ in load order, drivers.json
 //!    engine-HASH/      a root with only the hypervisor; engine-NAME-HASH/ for others than QEMU
+//!    sharing-KERNEL/   modules that only microVMs with shared directories load
+//!    redirect-KERNEL/  modules that only microVMs with an egress policy load
 //!    share-HASH/       a root with virtiofsd
 //!    jail-HASH/        a root with Firecracker's jailer and the program that it executes
 //!    initrd/           initramfs images, one for each version of pal and kernel
@@ -25,6 +27,7 @@ pub mod assign;
 pub mod cpio;
 pub mod disks;
 pub mod freeze;
+pub mod host_images;
 pub mod hypervisor_root;
 pub mod images;
 pub mod jailer;

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use proto::vm::{Accelerator, Engine, LINE_WORD, OPTIONAL_MODULE, Sharing};
+use proto::vm::{Accelerator, Engine, LINE_WORD, OPTIONAL_MODULE};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -30,6 +30,8 @@ const MORE: &str = "more";
 /// Prefix of the directories of modules that only microVMs with shared directories need; the kernel's name
 /// follows.
 const SHARING: &str = "sharing-";
+/// Prefix of the directories of modules that only microVMs with an egress policy load.
+const REDIRECT: &str = "redirect-";
 /// The file with the result of the driver search, in the kernel's directory.
 const DRIVER_RECORD: &str = "drivers.json";
 /// How long the TSC is measured: long enough for an accuracy of some millionths.
@@ -184,7 +186,7 @@ impl MicrovmInstall {
         for initrd in initrds.filter(|entry| entry.file_name().to_string_lossy().starts_with(&setup.kernel)) {
             let _ = fs::remove_file(initrd.path());
         }
-        for dir in [&setup.kernel, &share_modules(&setup.kernel)] {
+        for dir in [&setup.kernel, &share_modules(&setup.kernel), &redirect_modules(&setup.kernel)] {
             let _ = fs::remove_dir_all(self.dir.join(dir));
         }
     }
@@ -218,7 +220,8 @@ impl MicrovmInstall {
         let whole = read.is_ok_and(|bytes| proto::event::hex(&Sha256::digest(bytes)) == setup.kernel_sha256);
         // An older version searched for other drivers.
         let complete = self.driver_record(setup).is_some_and(|record| record.is_current());
-        whole && complete && self.more_modules(setup).exists() && self.share_modules(setup).exists()
+        let parts = [self.more_modules(setup), self.share_modules(setup), self.redirect_modules(setup)];
+        whole && complete && parts.iter().all(|part| part.exists())
     }
 
     fn driver_record(&self, setup: &SetupRecord) -> Option<DriverRecord> {
@@ -242,7 +245,9 @@ impl MicrovmInstall {
         // A microVM may have one of these sets without the other.
         let more = order(DriverSet::Bus, &base.modules)?;
         let sharing = order(DriverSet::Share, &base.modules)?;
-        let record = DriverRecord::new([&base, &more, &sharing].map(|order| order.lacking.clone()).concat());
+        let redirect = order(DriverSet::Redirect, &base.modules)?;
+        let orders = [&base, &more, &sharing, &redirect];
+        let record = DriverRecord::new(orders.map(|order| order.lacking.clone()).concat());
         if !record.lacking.is_empty() {
             say(&format!("the kernel lacks drivers that some microVMs need: {}", record.lacking.join(", ")));
         }
@@ -268,9 +273,13 @@ impl MicrovmInstall {
         })?;
         // These modules are not part of the kernel's name, so that snapshots from before they existed can
         // still be restored.
-        self.whole_dir(&share_modules(&name), |dir| {
-            write_modules(dir, &sharing.modules, base.modules.len() + more.modules.len())
-        })?;
+        let mut first = base.modules.len() + more.modules.len();
+        for (place, modules) in
+            [(share_modules(&name), &sharing.modules), (redirect_modules(&name), &redirect.modules)]
+        {
+            self.whole_dir(&place, |dir| write_modules(dir, modules, first))?;
+            first += modules.len();
+        }
         Ok((name, found.source.clone(), sha256))
     }
 
@@ -336,13 +345,17 @@ impl MicrovmInstall {
         self.dir.join(share_modules(&setup.kernel))
     }
 
-    /// The initramfs for this kernel, this hypervisor and this version of the guest.
+    fn redirect_modules(&self, setup: &SetupRecord) -> PathBuf {
+        self.dir.join(redirect_modules(&setup.kernel))
+    }
+
+    /// The initramfs for this kernel, this hypervisor and this version of the guest, with the modules of these sets.
     pub fn initrd(
         &self,
         setup: &SetupRecord,
         programs: &Programs,
         engine: Engine,
-        sharing: Option<Sharing>,
+        wanted: &[DriverSet],
     ) -> Result<PathBuf, VmError> {
         let version = programs.launch.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let mut dirs = vec![self.dir.join(&setup.kernel).join("modules")];
@@ -353,7 +366,7 @@ impl MicrovmInstall {
             sets.push(DriverSet::Bus);
             name += "-more";
         }
-        if sharing.is_some() {
+        if wanted.contains(&DriverSet::Share) {
             dirs.push(self.share_modules(setup));
             sets.push(DriverSet::Share);
             name += "-sharing";
@@ -361,6 +374,13 @@ impl MicrovmInstall {
         if dirs.iter().any(|dir| !dir.exists()) {
             // An older version set up fewer modules.
             return Err(VmError::NotSetUp);
+        }
+        // Without these modules the guest reports that it cannot redirect connections, and boots.
+        let redirect = self.redirect_modules(setup);
+        if wanted.contains(&DriverSet::Redirect) && redirect.exists() {
+            dirs.push(redirect);
+            sets.push(DriverSet::Redirect);
+            name += "-redirect";
         }
         let record = self.driver_record(setup).unwrap_or_default();
         if let Some(driver) = record.missing_for(engine, &sets) {
@@ -426,6 +446,11 @@ impl MicrovmInstall {
 /// The directory of a kernel's modules that only microVMs with shared directories need.
 pub fn share_modules(kernel: &str) -> String {
     format!("{SHARING}{kernel}")
+}
+
+/// The directory of a kernel's modules that only microVMs with an egress policy load.
+pub fn redirect_modules(kernel: &str) -> String {
+    format!("{REDIRECT}{kernel}")
 }
 
 /// Writes modules with names whose order is the load order.

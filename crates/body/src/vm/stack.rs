@@ -16,7 +16,7 @@ use proto::{
 use crate::{
     ids, layers,
     root::{LowerLayer, RootPlan, RootfsStack},
-    vm::images,
+    vm::{host_images, images},
 };
 
 /// Assigns the layers in a microVM's images to its root and to other mounts.
@@ -52,14 +52,14 @@ impl VmLayers {
         for layer in rootfs.layers.iter().flatten() {
             all.layers.push((image_name(&layer.root), layer.clone()));
         }
-        let before = if all.host { images::HOST_IMAGES } else { 0 };
+        let before = if all.host { host_images::HOST_IMAGES } else { 0 };
         for area in &areas {
             let place = Path::new(&area.at);
             if area.at.is_empty() {
                 let own = area.lowers.iter().map(|lower| all.index_of(lower, before).layer).collect();
                 all.layout.root_layers = own;
                 if all.host {
-                    all.layout.root_layers.extend(0..images::HOST_IMAGES);
+                    all.layout.root_layers.extend(0..host_images::HOST_IMAGES);
                 }
             } else if area.at == HOME || place.starts_with(PLACE) {
                 let lowers = area.lowers.iter().map(|lower| all.index_of(lower, before)).collect();

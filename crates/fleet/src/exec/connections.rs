@@ -36,7 +36,7 @@ impl GuestConnections {
     }
 
     /// Keeps a connection for the next command if there is room.
-    pub(super) fn keep(&self, id: &BodyId, connection: GuestConnection) {
+    pub(crate) fn keep(&self, id: &BodyId, connection: GuestConnection) {
         let mut idle = lock_mutex(&self.idle);
         idle.retain(|_, connection| connection.can_be_used());
         if idle.len() < CONNECTIONS_MAX {

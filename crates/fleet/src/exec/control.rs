@@ -9,7 +9,7 @@ use proto::{
     wire::process::{
         CloseStdinRequest, CloseStdinResponse, ProcessInput, ProcessSelector, SendInputRequest,
         SendInputResponse, SendSignalRequest, SendSignalResponse, UpdateRequest, UpdateResponse,
-        process_input, process_selector,
+        process_input, process_selector::Selector,
     },
 };
 use tokio::sync::Mutex;
@@ -24,7 +24,7 @@ pub(super) type InputConnection = Arc<Mutex<Option<GuestConnection>>>;
 #[derive(Clone)]
 pub struct ExecControl {
     pub(super) guest: GuestClient,
-    pub(super) pid: u32,
+    pub(super) process: Selector,
     pub(super) input: InputConnection,
     pub(super) tty: bool,
 }
@@ -74,6 +74,6 @@ impl ExecControl {
     }
 
     fn selector(&self) -> Option<ProcessSelector> {
-        Some(ProcessSelector { selector: Some(process_selector::Selector::Pid(self.pid)) })
+        Some(ProcessSelector { selector: Some(self.process.clone()) })
     }
 }

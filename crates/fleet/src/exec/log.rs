@@ -44,6 +44,16 @@ pub struct ExecLogEntry {
 }
 
 impl Execs<'_> {
+    /// Finds a Body, or by its whole id one that was removed and is still in the log.
+    pub fn find_logged(&self, key: &str) -> Result<BodyId, Failure> {
+        self.fleet.find(key).map(|view| view.spec.id).or_else(|failure| {
+            let removed: Option<BodyId> = key.parse().ok();
+            let log = self.fleet.log();
+            let known = |id: &BodyId| log.events(0, Some(id), 1).is_ok_and(|events| !events.is_empty());
+            removed.filter(known).ok_or(failure)
+        })
+    }
+
     /// Returns past commands of a Body and their output, oldest first.
     pub fn logs(&self, id: &BodyId, range: LogRange) -> Result<Vec<ExecLogEntry>, Failure> {
         let (after, order, limit) = match range {

@@ -11,6 +11,7 @@
 mod connections;
 mod control;
 mod exit;
+mod kept;
 mod log;
 mod recorder;
 mod running;
@@ -20,12 +21,13 @@ use std::time::{Duration, Instant};
 use body::{
     BodyDir,
     dir::ObservedGuest,
-    guest::{ExecStream, GuestConnection, GuestError, ReplayFrom},
+    guest::{ExecStream, GuestConnection, GuestError, ReplayFrom, StartOptions},
 };
 use proto::{
     BodyId, Draft, Failure, Kind, Layer,
     connect::{Code, ConnectError},
     event_data::{ExecEnded, ExecOutcome, ExecStarted},
+    guest::KEPT_TAG_LEN_MAX,
     launch::RunRecord,
     wire::process::{
         ConnectRequest, ListRequest, ListResponse, ProcessConfig, ProcessSelector, Pty, StartRequest,
@@ -33,12 +35,13 @@ use proto::{
     },
 };
 
-use crate::{ExecRequest, Fleet, Stdin, TtySize, blocking::run_blocking, failures};
+use crate::{Disconnect, ExecRequest, Fleet, Stdin, TtySize, blocking::run_blocking, failures};
 
 pub(crate) use connections::GuestConnections;
 use connections::GuestIdentity;
 pub use control::ExecControl;
 pub(crate) use exit::exit_of;
+pub use kept::KeptOutput;
 pub use log::{ExecLogEntry, LogRange};
 pub use running::{Exec, OutputChunk};
 
@@ -89,6 +92,10 @@ enum Following {
 struct StartedExec {
     /// The `seq` of its `exec.started` event; 0 if the log has none.
     seq: u64,
+    /// Whether another process may follow it to its end as well.
+    shared: bool,
+    /// How many bytes of its output are lost.
+    skipped: u64,
     pid: u32,
     layer: Layer,
     output_max: u64,
@@ -101,20 +108,29 @@ struct StartedExec {
 impl<'a> Execs<'a> {
     /// Starts a command in a running Body.
     pub async fn start(&self, id: &BodyId, request: ExecRequest) -> Result<Exec<'a>, StartError> {
-        let (stream, started) = self.open(id, &request, Following::ToItsEnd).await?;
+        if request.keep {
+            return self.start_kept(id, &request).await;
+        }
+        let (stream, started) = self.open(id, &request, Following::ToItsEnd, None).await?;
         Ok(Exec::new(*self, id, stream, started))
     }
 
     /// Starts a command without following it: the log gets its start, but neither its output nor its end.
     pub async fn start_detached(&self, id: &BodyId, request: ExecRequest) -> Result<(), StartError> {
-        self.open(id, &request, Following::No).await.map(drop)
+        if request.keep {
+            let refused = Failure::new(Kind::Usage, "a command whose end is not recorded cannot be kept");
+            return Err(StartError::Unreachable(refused));
+        }
+        self.open(id, &request, Following::No, None).await.map(drop)
     }
 
+    /// Starts a command. The log has its start already if `recorded` is its `seq`.
     async fn open(
         &self,
         id: &BodyId,
         request: &ExecRequest,
         following: Following,
+        recorded: Option<u64>,
     ) -> Result<(ExecStream, StartedExec), StartError> {
         check_request(request).map_err(StartError::Unreachable)?;
         let target = run_blocking(|| self.fleet.exec_target(id)).map_err(StartError::Unreachable)?;
@@ -122,21 +138,31 @@ impl<'a> Execs<'a> {
         let (guest, connection) = reached.map_err(StartError::Unreachable)?;
         let recorded = run_blocking(|| -> Result<(u64, u64), Failure> {
             let oom_before = guest.oom_kills();
-            let event = self.fleet.append(started_event(id, request, following))?;
-            Ok((oom_before, event.seq))
+            let seq = match recorded {
+                Some(seq) => seq,
+                None => self.fleet.append(started_event(id, request, following))?.seq,
+            };
+            Ok((oom_before, seq))
         });
         let (oom_before, seq) = recorded.map_err(StartError::NotRecorded)?;
         let began = Instant::now();
         let start = start_request(request);
-        let opened = async {
-            await_pid(connection.start(&start, request.user.as_deref(), request.timeout).await?).await
+        let options = StartOptions {
+            user: request.user.as_deref(),
+            timeout: request.timeout,
+            hang_up: request.on_disconnect == Disconnect::HangUp,
+            keep: request.keep,
         };
+        let opened = async { await_pid(connection.start(&start, options).await?).await };
         let (stream, pid) = match opened.await {
             Ok(opened) => opened,
-            Err(error) => return Err(self.record_refusal(id, seq, error).await),
+            Err(error) => return Err(self.record_refusal(id, seq, error, request.keep).await),
         };
         let (layer, output_max, tty) = (target.layer, target.output_max, request.tty.is_some());
-        Ok((stream, StartedExec { seq, pid, layer, output_max, tty, guest, oom_before, began }))
+        let (shared, skipped) = (request.keep, 0);
+        let started =
+            StartedExec { seq, shared, skipped, pid, layer, output_max, tty, guest, oom_before, began };
+        Ok((stream, started))
     }
 
     /// Follows a running command by its tag, also if another process started it; `None` if no such command runs.
@@ -161,7 +187,9 @@ impl<'a> Execs<'a> {
         };
         let (seq, tty) = run_blocking(|| self.find_tagged(id, tag))?.unwrap_or((0, false));
         let (layer, output_max) = (target.layer, target.output_max);
-        let started = StartedExec { seq, pid, layer, output_max, tty, guest, oom_before, began };
+        let (shared, skipped) = (true, 0);
+        let started =
+            StartedExec { seq, shared, skipped, pid, layer, output_max, tty, guest, oom_before, began };
         Ok(Some(Exec::new(*self, id, stream, started)))
     }
 
@@ -176,7 +204,7 @@ impl<'a> Execs<'a> {
 
     /// Looks up where a Body runs and connects to its guest. Reuses the last command's connection if it leads to the
     /// same guest. The caller passes `running` if no lookup is needed.
-    async fn reach_guest(
+    pub(crate) async fn reach_guest(
         &self,
         id: &BodyId,
         running: Option<RunRecord>,
@@ -200,7 +228,7 @@ impl<'a> Execs<'a> {
     }
 
     /// Explains why a guest cannot be reached: most often its Body does not run.
-    async fn guest_failure(&self, id: &BodyId, error: GuestError) -> Failure {
+    pub(crate) async fn guest_failure(&self, id: &BodyId, error: GuestError) -> Failure {
         match error {
             error @ (GuestError::Connect(_) | GuestError::Broken(_)) => {
                 // A guest that shuts down closes its socket shortly before its process ends.
@@ -214,8 +242,11 @@ impl<'a> Execs<'a> {
     }
 
     /// Records that the guest did not start a command.
-    async fn record_refusal(&self, id: &BodyId, seq: u64, error: GuestError) -> StartError {
+    async fn record_refusal(&self, id: &BodyId, seq: u64, error: GuestError, keep: bool) -> StartError {
         let error = match error {
+            GuestError::Refused { code, .. } if keep && code == "404" => {
+                StartError::Unreachable(failures::old_guest(id, "keep commands"))
+            }
             // envd's plain HTTP paths return a number as code; Connect returns a word.
             GuestError::Refused { code, message, reason } if code.parse::<u16>().is_err() => {
                 StartError::Refused(ConnectError { code: Code::from_word(&code), message, reason })
@@ -242,6 +273,17 @@ fn check_request(request: &ExecRequest) -> Result<(), Failure> {
     if request.argv.is_empty() {
         return Err(Failure::new(Kind::Usage, "no command was given")
             .hint("write it after `--`: pal run -- uname -a"));
+    }
+    match &request.tag {
+        _ if !request.keep => Ok(()),
+        Some(tag) if !tag.is_empty() && tag.len() <= KEPT_TAG_LEN_MAX => Ok(()),
+        _ => Err(Failure::new(
+            Kind::Usage,
+            format!("a kept command needs a tag of 1 to {KEPT_TAG_LEN_MAX} bytes"),
+        )),
+    }?;
+    if request.keep && request.on_disconnect == Disconnect::HangUp {
+        return Err(Failure::new(Kind::Usage, "a kept command is not hung up when its caller leaves"));
     }
     Ok(())
 }

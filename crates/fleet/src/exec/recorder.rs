@@ -30,9 +30,14 @@ impl Recorder {
         Self { inline: Vec::new(), artifact: None, kept: 0, seen: 0, max }
     }
 
+    /// Counts output that was lost before it could be recorded.
+    pub fn skip(&mut self, len: u64) {
+        self.seen = self.seen.saturating_add(len);
+    }
+
     /// Records a chunk of output.
     pub fn push(&mut self, store: &dyn Artifacts, bytes: &[u8]) -> Result<(), Failure> {
-        self.seen += bytes.len() as u64;
+        self.seen = self.seen.saturating_add(bytes.len() as u64);
         let room = usize::try_from(self.max - self.kept).unwrap_or(usize::MAX);
         let bytes = &bytes[..bytes.len().min(room)];
         self.kept += bytes.len() as u64;

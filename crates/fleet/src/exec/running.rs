@@ -13,7 +13,7 @@ use proto::{
     BodyId, Draft, Failure, Layer,
     event_data::{BodyRemoved, ExecDetached, ExecEnded, ExecExit, ExecOutcome},
     launch::GuestEnd,
-    wire::process::process_event,
+    wire::process::{process_event, process_selector::Selector},
 };
 
 use super::{
@@ -43,6 +43,8 @@ pub struct Exec<'a> {
     guest: ObservedGuest,
     oom_before: u64,
     seq: u64,
+    /// Whether another process may record the end of the command too.
+    shared: bool,
     pid: u32,
     layer: Layer,
     stream: ExecStream,
@@ -58,17 +60,20 @@ pub struct Exec<'a> {
 
 impl<'a> Exec<'a> {
     pub(super) fn new(execs: Execs<'a>, id: &BodyId, stream: ExecStream, started: StartedExec) -> Self {
+        let mut stdout = Recorder::new(started.output_max);
+        stdout.skip(started.skipped);
         Self {
             execs,
             body: id.clone(),
             guest: started.guest,
             oom_before: started.oom_before,
             seq: started.seq,
+            shared: started.shared,
             pid: started.pid,
             layer: started.layer,
             stream,
             started: started.began,
-            stdout: Recorder::new(started.output_max),
+            stdout,
             stderr: Recorder::new(started.output_max),
             end: None,
             timed_out: false,
@@ -135,7 +140,7 @@ impl<'a> Exec<'a> {
     pub fn control(&self) -> ExecControl {
         ExecControl {
             guest: self.fleet().guest(&self.body),
-            pid: self.pid,
+            process: Selector::Pid(self.pid),
             input: self.input.clone(),
             tty: self.tty,
         }
@@ -170,14 +175,14 @@ impl<'a> Exec<'a> {
     /// Records the end of a `pal run` Body's last command, and the removal of the Body with it.
     pub async fn finish_last(self) -> Result<ExecEnd, Failure> {
         let (fleet, id) = (self.fleet(), self.body.clone());
-        let removed = Draft::about(&id, BodyRemoved { by: None, discarded: false });
+        let removed = BodyRemoved { by: None, discarded: false };
         let (ended, _) = run_blocking(|| self.record_end(Some(removed)))?;
         fleet.supervisors.owned().get_mut(&id).into_iter().for_each(|held| held.recorded = true);
         Ok(ended)
     }
 
     /// Appends the end of the command in one transaction, together with the removal of its Body if `removed` is given.
-    fn record_end(self, removed: Option<Draft>) -> Result<(ExecEnd, ExecStream), Failure> {
+    fn record_end(self, removed: Option<BodyRemoved>) -> Result<(ExecEnd, ExecStream), Failure> {
         let fleet = self.fleet();
         if let Some(pool) = fleet.pool() {
             pool.note_exec(&self.body);
@@ -206,7 +211,12 @@ impl<'a> Exec<'a> {
             stderr: Some(self.stderr.finish()?),
         };
         let data = ExecEnded { exec: self.seq, outcome: ExecOutcome::Ended(exit) };
-        fleet.log().append_all([Draft::about(&self.body, data)].into_iter().chain(removed))?;
+        let ending = Draft::about(&self.body, data);
+        match removed {
+            Some(removed) => fleet.log().append_end(&self.body, Some(ending), removed)?,
+            None if self.shared => self.execs.append_end_once(&self.body, self.seq, &ending)?,
+            None => fleet.append(ending).map(drop)?,
+        }
         Ok((ended, self.stream))
     }
 }

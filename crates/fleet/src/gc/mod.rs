@@ -1,5 +1,6 @@
 //! Finds and removes files that nothing uses: remains of processes that were killed, never a user's work.
 
+mod interrupted;
 pub(crate) mod layers;
 pub(crate) mod workspaces;
 
@@ -10,17 +11,12 @@ use std::{
 };
 
 use body::{
-    BodyDir, ProcessState,
+    BodyDir,
     driver::{DriverGarbage, LayerInUse},
     egress::EgressDir,
-    groups, process, snapshot,
+    groups, snapshot,
 };
-use proto::{
-    BodyId, Failure,
-    event_data::{BodyRemoved, RemovedBy},
-    launch::OwnerLink,
-    spec::{BodyRole, Life},
-};
+use proto::{BodyId, Failure};
 
 use crate::{Fleet, GarbageItem, Status, blocking::run_blocking};
 
@@ -47,9 +43,8 @@ impl GarbageCollector<'_> {
     pub async fn collect(&self, sweep: GcMode) -> Result<Vec<GarbageItem>, Failure> {
         run_blocking(|| {
             let mut found = Vec::new();
-            self.sweep_bodies(sweep, &mut found)?;
-            self.sweep_leases(sweep, &mut found);
-            self.sweep_trash(sweep, &mut found)?;
+            self.sweep_interrupted(sweep, &mut found)?;
+            self.save_dead_bodies(sweep)?;
             self.sweep_snapshots(sweep, &mut found)?;
             self.sweep_dependencies(self.fleet.settings().budget()?.0, sweep, &mut found)?;
             self.fleet.templates().sweep(sweep, &mut found)?;
@@ -57,7 +52,6 @@ impl GarbageCollector<'_> {
             self.sweep_drivers(sweep, &mut found)?;
             self.fleet.builds().sweep_scratch(sweep, &mut found);
             self.sweep_groups(sweep, &mut found)?;
-            self.sweep_claims(sweep, &mut found);
             self.sweep_parts(sweep, &mut found);
             self.sweep_egress(sweep, &mut found)?;
             if sweep == GcMode::Remove {
@@ -68,42 +62,9 @@ impl GarbageCollector<'_> {
         })
     }
 
-    fn sweep_bodies(&self, sweep: GcMode, found: &mut Vec<GarbageItem>) -> Result<(), Failure> {
-        for id in self.fleet.ids()? {
-            let dir = BodyDir::at(self.fleet.body_path(&id));
-            // Another process is creating, changing or removing this Body.
-            let Ok(Some(_lock)) = dir.try_lock() else { continue };
-            let Some(why) = self.why_garbage(&id, &dir) else {
-                for half in dir.interrupted_suspends() {
-                    let why = "its suspend or resume was interrupted".to_owned();
-                    let name = id.to_string();
-                    found.push(GarbageItem { kind: "partial suspend", name, bytes: bytes(&half), why });
-                    if sweep == GcMode::Remove {
-                        let _ = fs::remove_dir_all(half);
-                    }
-                }
-                if sweep == GcMode::Remove {
-                    self.fleet.thaw_interrupted_save(&dir)?;
-                    self.save_dead_bodies(&dir)?;
-                }
-                continue;
-            };
-            found.push(GarbageItem {
-                kind: "body",
-                name: id.to_string(),
-                bytes: bytes(dir.path()),
-                why: why.to_owned(),
-            });
-            if sweep == GcMode::Remove {
-                self.remove_leftover(&id, &dir)?;
-            }
-        }
-        Ok(())
-    }
-
     /// Removes files of the drivers that no Body needs any more.
     fn sweep_drivers(&self, sweep: GcMode, found: &mut Vec<GarbageItem>) -> Result<(), Failure> {
-        let bodies = self.fleet.list()?;
+        let bodies: Vec<_> = self.fleet.ids()?.iter().filter_map(|id| self.fleet.view(id).ok()).collect();
         for driver in self.fleet.drivers.all() {
             let runs = |view: &crate::BodyView| {
                 view.spec.layer == driver.layer() && matches!(view.status, Status::Running | Status::Paused)
@@ -118,79 +79,6 @@ impl GarbageCollector<'_> {
             }
         }
         Ok(())
-    }
-
-    /// Saves the work of a Body that died unnoticed: its time limit passed, its guest was killed, or the host
-    /// restarted.
-    fn save_dead_bodies(&self, dir: &BodyDir) -> Result<(), Failure> {
-        match (dir.condition(), dir.spec()) {
-            (Ok(ProcessState::Dead(_) | ProcessState::Interrupted), Ok(spec)) => {
-                self.fleet.workspaces().save_if_possible(&spec)
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Removes directories of unpublished Bodies whose supervisor was killed before it had removed them.
-    fn sweep_trash(&self, sweep: GcMode, found: &mut Vec<GarbageItem>) -> Result<(), Failure> {
-        let look = || {
-            let entries = fs::read_dir(self.fleet.data.join("bodies")).into_iter().flatten().flatten();
-            entries.map(|entry| entry.path()).filter(|path| proto::launch::is_set_aside(path)).collect()
-        };
-        for path in lasting::<PathBuf>(look) {
-            let dir = BodyDir::at(path);
-            let name = dir.path().file_name().unwrap_or_default().to_string_lossy().into_owned();
-            found.push(GarbageItem {
-                kind: "body",
-                name,
-                bytes: bytes(dir.path()),
-                why: "it ended, and its supervisor is gone".into(),
-            });
-            if sweep == GcMode::Remove {
-                let ids = dir.spec().or_else(|_| dir.draft()).map_or_else(|_| has_ids(), |spec| spec.ids);
-                snapshot::remove(&self.fleet.launch_context.programs, &ids, dir.path())
-                    .map_err(crate::failures::removal)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn why_garbage(&self, id: &BodyId, dir: &BodyDir) -> Option<&'static str> {
-        let spec = match dir.spec() {
-            Ok(spec) => spec,
-            Err(_) if !dir.path().join("spec.json").exists() => return Some("it is incomplete"),
-            // The Body may hold a user's work, so an unreadable record is no permission to remove it.
-            Err(_) => return None,
-        };
-        if spec.role == BodyRole::Step && dir.is_step_left() {
-            return Some("it was created for a build step, and its `pal` is gone");
-        }
-        if spec.life == Life::Kept || self.fleet.supervisors.owned().contains_key(id) {
-            return None;
-        }
-        match dir.condition() {
-            Ok(ProcessState::Running(running) | ProcessState::Paused(running)) => {
-                (!body::dir::supervisor_lives(&running))
-                    .then_some("its `pal run` and its supervisor are gone")
-            }
-            _ => Some("its `pal run` is gone"),
-        }
-    }
-
-    fn remove_leftover(&self, id: &BodyId, dir: &BodyDir) -> Result<(), Failure> {
-        self.fleet.log().drain_egress(id)?;
-        self.fleet.write(id, BodyRemoved { by: Some(RemovedBy::Gc), discarded: false })?;
-        if let Ok(ProcessState::Running(running) | ProcessState::Paused(running)) = dir.condition() {
-            process::kill(dir, &running)
-                .map_err(|error| crate::failures::process("cannot end a leftover Body", error))?;
-        }
-        if let Ok(spec) = dir.spec().or_else(|_| dir.draft()) {
-            return self.fleet.remove_files(dir, &spec);
-        }
-        groups::remove_cgroups_by_name(id);
-        self.fleet.egress().close(id)?;
-        snapshot::remove(&self.fleet.launch_context.programs, &has_ids(), dir.path())
-            .map_err(crate::failures::removal)
     }
 
     fn sweep_snapshots(&self, sweep: GcMode, found: &mut Vec<GarbageItem>) -> Result<(), Failure> {
@@ -246,17 +134,6 @@ impl GarbageCollector<'_> {
         Ok(())
     }
 
-    /// Removes leases whose Body is gone: the process that removed the Body was killed before it removed the lease.
-    fn sweep_leases(&self, sweep: GcMode, found: &mut Vec<GarbageItem>) {
-        for id in lasting(|| self.fleet.leases().orphans().unwrap_or_default()) {
-            if sweep == GcMode::Remove {
-                self.fleet.leases().forget(&id);
-            }
-            let why = "its Body is gone".to_owned();
-            found.push(GarbageItem { kind: "lease", name: id.to_string(), bytes: 0, why });
-        }
-    }
-
     /// Removes temporary files of the data directory whose writer was killed.
     fn sweep_parts(&self, sweep: GcMode, found: &mut Vec<GarbageItem>) {
         let entries = [self.fleet.data.clone(), self.fleet.data.join("bin")]
@@ -305,26 +182,6 @@ impl GarbageCollector<'_> {
             }
         }
         Ok(())
-    }
-
-    fn sweep_claims(&self, sweep: GcMode, found: &mut Vec<GarbageItem>) {
-        let mut named: Vec<String> = Vec::new();
-        let look = || {
-            let own =
-                body::ids::orphans(&self.fleet.data).into_iter().map(|orphan| (orphan, "its Body is gone"));
-            // No `pal` will open these data directories again, so no other `gc` would remove their claims.
-            let others = body::ids::abandoned().into_iter().map(|left| (left, "its data directory is gone"));
-            own.chain(others).collect()
-        };
-        for ((body, claim), why) in lasting::<((String, OwnerLink), &str)>(look) {
-            if !named.contains(&body) {
-                found.push(GarbageItem { kind: "ids", name: body.clone(), bytes: 0, why: why.into() });
-                named.push(body);
-            }
-            if sweep == GcMode::Remove {
-                let _ = sys::fd::remove_link(&claim.link, &claim.target);
-            }
-        }
     }
 }
 

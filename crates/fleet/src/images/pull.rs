@@ -448,6 +448,9 @@ fn refused(image: &Image, error: RegistryError) -> Failure {
         RegistryError::Forged { .. } => {
             "a proxy changes the registry's answers, or the registry is broken; try again"
         }
+        RegistryError::Web(WebError::Unreachable { .. }) => {
+            "check the name of the registry and the network of this host; downloaded parts are kept"
+        }
         RegistryError::Keep(_) => "make room: pal gc",
         _ => "try again later: the downloaded parts are kept",
     };

@@ -4,6 +4,7 @@
 //! Invariant: layers are shared; a layer is removed when no build, Body or snapshot uses it any more.
 
 pub(crate) mod build;
+mod build_context;
 pub mod dockerfile;
 mod image;
 mod interpreter;
@@ -12,6 +13,7 @@ mod setup;
 pub(crate) mod start;
 
 pub use build::{BaseImage, BuildRequest, BuildStep, Builds, Instruction, STEPS_MAX};
+pub use build_context::pack_context;
 pub use jobs::{BuildJob, BuildState, LogLine};
 pub(crate) use jobs::{BuildJobRecord, BuildJobs};
 pub use setup::{BASE, INTERPRETER, ProgressFn};
@@ -496,6 +498,11 @@ pub(crate) fn unknown(key: &str) -> Failure {
     let shown: String = proto::text::visible(&key.chars().take(200).collect::<String>());
     let failure = Failure::new(Kind::NotFound, format!("there is no template {shown:?}"));
     match key {
+        _ if RESERVED.contains(&key) => Failure::new(
+            Kind::NotFound,
+            format!("{shown} is this host's own root: Bodies use it, but nothing can be built on it or removed from it"),
+        )
+        .hint("build on Debian's packages instead: pal setup base, then FROM base"),
         "base" | "code-interpreter-v1" => {
             failure.hint(format!("create it once, from Debian's packages: pal setup {key}"))
         }

@@ -87,7 +87,8 @@ async fn wait_ready(guest: &GuestClient, ready: &str) -> Result<(), Failure> {
 /// Runs the ready command once; returns its exit code and output.
 async fn look(guest: &GuestClient, ready: &str) -> Result<(i32, Vec<u8>), GuestError> {
     let mut said = Vec::new();
-    let mut stream = guest.connect_http().await?.start(&request(ready), None, Some(LOOK_PATIENCE)).await?;
+    let options = body::guest::StartOptions { timeout: Some(LOOK_PATIENCE), ..Default::default() };
+    let mut stream = guest.connect_http().await?.start(&request(ready), options).await?;
     loop {
         match stream.next().await {
             Ok(Some(event)) => match event.event {

@@ -95,6 +95,7 @@ impl Microvms {
         let spec = Spec {
             v: proto::spec::VERSION,
             id: BodyId::from_random([0; 12]),
+            name: None,
             created_at: store::clock::now(),
             layer: self.layer(),
             engine: Some(which),
@@ -149,7 +150,8 @@ fn run_self_test(guest: &GuestClient) -> Result<String, Failure> {
         tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|error| cannot(&error))?;
     let ran = async {
         let (mut output, mut code) = (Vec::new(), None);
-        let mut stream = guest.connect_http().await?.start(&start, Some("root"), None).await?;
+        let options = body::guest::StartOptions { user: Some("root"), ..Default::default() };
+        let mut stream = guest.connect_http().await?.start(&start, options).await?;
         while let Some(event) = stream.next().await? {
             match event.event {
                 Some(process_event::Event::Data(data)) => {

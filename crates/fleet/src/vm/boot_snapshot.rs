@@ -99,6 +99,7 @@ impl Microvms {
         if self.read_warm(dir, parts).is_some() {
             return Ok(());
         }
+        self.context.notices.tell("booting a microVM once; later ones of this kind start from its snapshot");
         let part = dir.with_extension("part");
         let _ = fs::remove_dir_all(&part);
         let _ = fs::remove_dir_all(dir);
@@ -145,6 +146,7 @@ impl Microvms {
             .inspect_err(|_| drop(fs::remove_dir_all(dir.path())))?;
         let spec = Spec {
             id: id.clone(),
+            name: None,
             ids: claimed,
             life: Life::Run,
             env: Default::default(),

@@ -5,8 +5,8 @@ use std::{path::Path, sync::Arc};
 use body::{
     BodyDir,
     driver::{
-        Capabilities, Capability, Driver, DriverGarbage, Examination, LayerInUse, LimitRequest, Origin,
-        PoolShape, Recipe, Refill, StartMode,
+        Capabilities, Capability, ChangedLimits, DeferredLimit, Driver, DriverGarbage, Examination,
+        LayerInUse, LimitRequest, Origin, PoolShape, Recipe, Refill, StartMode,
     },
     failure,
     process::{Launcher, StartingBody},
@@ -100,6 +100,33 @@ impl Driver for Microvms {
             Origin::Suspended => (self.suspended_parts(spec, &rootfs)?, UseBootSnapshot::No),
         };
         Ok(Arc::new(VmRecipe { microvms: self.clone(), rootfs, parts, boot_snapshot }))
+    }
+
+    fn change_limits(
+        &self,
+        _running: &RunRecord,
+        spec: &Spec,
+        new: &Limits,
+    ) -> Result<ChangedLimits, Failure> {
+        let old = &spec.limits;
+        let changed = [
+            ("memory", new.memory != old.memory),
+            ("cpus", new.cpu_milli != old.cpu_milli),
+            ("pids", new.pids != old.pids),
+            ("timeout", new.wall_ms != old.wall_ms),
+        ];
+        let why = "a microVM keeps what it booted with".to_owned();
+        let deferred = changed.into_iter().filter(|(_, changed)| *changed);
+        let deferred = deferred.map(|(limit, _)| DeferredLimit { limit, why: why.clone() }).collect();
+        Ok(ChangedLimits { deferred, mechanisms: Vec::new() })
+    }
+
+    fn check_new_limits(&self, spec: &Spec, new: &Limits) -> Result<(), Failure> {
+        if (new.disk, new.inodes) == (spec.limits.disk, spec.limits.inodes) {
+            return Ok(());
+        }
+        Err(Failure::new(Kind::Usage, "the disk of a microVM keeps the size that it was created with")
+            .hint("create one with a larger disk: pal create --layer microvm --disk SIZE"))
     }
 
     fn note_started(&self, spec: &Spec, report: &StartReport) {

@@ -49,7 +49,7 @@ fn kvm(setup: Option<&SetupRecord>) -> DoctorFinding {
 }
 
 /// The reason why microVMs are not usable, if they are not: no boot with the current setup has succeeded.
-fn unproven(setup: Option<&SetupRecord>, booted: Option<&LastBoot>) -> Option<&'static str> {
+pub(super) fn unproven(setup: Option<&SetupRecord>, booted: Option<&LastBoot>) -> Option<&'static str> {
     match (setup, booted) {
         (None, _) => Some("it is not set up: pal setup microvm"),
         (Some(setup), Some(booted)) if booted.proves(setup) => None,

@@ -13,7 +13,7 @@ use std::{
 
 use body::{
     driver::{DriverGarbage, LayerInUse},
-    vm::{SetupRecord, images, jailer, setup, virtiofsd},
+    vm::{SetupRecord, host_images, images, jailer, setup, virtiofsd},
 };
 
 use super::{Microvms, boot_snapshot::AGE_MAX};
@@ -81,7 +81,8 @@ impl Microvms {
                             !snapshots.join(part.split('-').next().unwrap_or_default()).exists()
                         }
                         (None, None) => {
-                            let may_go = name.starts_with("host-") && !images::is_current(&name_of(path))
+                            let may_go = name.starts_with("host-")
+                                && !host_images::is_current(dir, &name_of(path))
                                 || name.starts_with(images::PACKS);
                             may_go && is_older(path, HOST_AGE_MAX)
                         }
@@ -100,11 +101,16 @@ impl Microvms {
     /// Kernels, hypervisors and initramfs images other than those of the current setup.
     fn old_parts(&self, dir: &Path, setup: &SetupRecord) -> Vec<PathBuf> {
         let sharer = virtiofsd::find().and_then(|program| virtiofsd::name(&program)).unwrap_or_default();
-        let today =
-            [setup.kernel.as_str(), setup.engine.as_str(), &setup::share_modules(&setup.kernel), &sharer];
+        let today = [
+            setup.kernel.as_str(),
+            setup.engine.as_str(),
+            &setup::share_modules(&setup.kernel),
+            &setup::redirect_modules(&setup.kernel),
+            &sharer,
+        ];
         let old = |path: &PathBuf| {
             let name = name_of(path);
-            ["kernel-", "engine-", "sharing-", virtiofsd::PREFIX, jailer::PREFIX]
+            ["kernel-", "engine-", "sharing-", "redirect-", virtiofsd::PREFIX, jailer::PREFIX]
                 .iter()
                 .any(|begins| name.starts_with(begins))
                 && !today.contains(&name.as_str())

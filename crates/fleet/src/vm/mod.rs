@@ -22,7 +22,9 @@ use body::{
     driver::DriverContext,
     root::RootfsStack,
     vm::{
-        self, LastBoot, MicrovmInstall, SetupRecord, VmError, VmParts, VmStartMode, images, kernel,
+        self, LastBoot, MicrovmInstall, SetupRecord, VmError, VmParts, VmStartMode, host_images, images,
+        kernel,
+        kernel_drivers::DriverSet,
         stack::{VmLayers, VmLayout},
     },
 };
@@ -98,6 +100,19 @@ impl Microvms {
         settings::read(&*self.records)
     }
 
+    /// The accelerator with which microVMs run on this host, if a boot has proved their setup; else the reason why they
+    /// cannot be relied on. This is cheap: nothing boots.
+    pub fn proven_accelerator(&self) -> Result<Accelerator, String> {
+        let install = self.install();
+        let (setup, booted) = (install.setup().ok(), install.last_boot());
+        if let Some(lack) = findings::unproven(setup.as_ref(), booted.as_ref()) {
+            return Err(lack.to_owned());
+        }
+        let boot_id = sys::proc::boot_id().unwrap_or_default();
+        let verdict = setup.and_then(|setup| setup.verdict).filter(|verdict| verdict.boot_id == boot_id);
+        Ok(verdict.map_or(Accelerator::Emulated, |verdict| verdict.accelerator))
+    }
+
     /// The files that a benchmark needs to boot the same kernel without Palisade.
     pub fn boot_files(&self) -> Result<BootFiles, Failure> {
         let install = self.install();
@@ -105,7 +120,7 @@ impl Microvms {
         Ok(BootFiles {
             kernel: install.kernel(&setup),
             initrd: install
-                .initrd(&setup, &self.context.launch.programs, Engine::Qemu, None)
+                .initrd(&setup, &self.context.launch.programs, Engine::Qemu, &[])
                 .map_err(vm_failure)?,
             cmdline: install.cmdline(&setup, Accelerator::Emulated, Engine::Qemu),
             memory: vm::plan::MEMORY_DEFAULT,
@@ -159,14 +174,17 @@ impl Microvms {
             modules: own.modules,
         });
         let setup = install.prepare(found, refused, tell).map_err(vm_failure)?;
-        if !images::host_is_made(&install.dir().join("images")) {
-            tell("making an image of this host's programs");
-        }
-        images::of_host(&self.context.launch.programs, &install.dir().join("images")).map_err(vm_failure)?;
+        host_images::of_host(&self.context.launch.programs, &install.dir().join("images"), tell)
+            .map_err(vm_failure)?;
         if vm::virtiofsd::find().is_err() {
             tell(&format!("microVMs cannot share directories: virtiofsd is not installed; {SHARE_TOOL}"));
         }
         Ok(setup)
+    }
+
+    /// Sets the listener for lines about work that takes long, such as an image of the host's programs.
+    pub fn on_notice(&self, listener: impl Fn(&str) + Send + Sync + 'static) {
+        self.context.notices.listen(listener);
     }
 
     /// The parts of a microVM with this spec; it boots.
@@ -211,7 +229,7 @@ impl Microvms {
         let start = VmStartMode::Boot {
             kernel: install.kernel(setup),
             initrd: install
-                .initrd(setup, &self.context.launch.programs, hypervisor, spec.share)
+                .initrd(setup, &self.context.launch.programs, hypervisor, &driver_sets(spec))
                 .map_err(vm_failure)?,
             cmdline: install.cmdline(setup, accelerator, hypervisor),
             disk,
@@ -232,13 +250,23 @@ impl Microvms {
     ) -> Result<Vec<PathBuf>, Failure> {
         let dir = install.dir().join("images");
         let programs = &self.context.launch.programs;
-        let mut found =
-            if layers.host { images::of_host(programs, &dir).map_err(vm_failure)? } else { Vec::new() };
+        let tell = |line: &str| self.context.notices.tell(line);
+        let mut found = match layers.host {
+            true => host_images::of_host(programs, &dir, &tell).map_err(vm_failure)?,
+            false => Vec::new(),
+        };
         let named: Vec<_> = layers.layers.iter().map(|(name, layer)| (name.as_str(), layer)).collect();
         let room = hypervisors::room(spec).saturating_sub(found.len());
         found.extend(images::of_layers(programs, &dir, &named, room).map_err(vm_failure)?);
         Ok(found)
     }
+}
+
+/// The sets of drivers that a microVM with this spec loads in addition to those of its hypervisor.
+fn driver_sets(spec: &Spec) -> Vec<DriverSet> {
+    let share = spec.share.map(|_| DriverSet::Share);
+    let redirect = spec.egress.as_ref().map(|_| DriverSet::Redirect);
+    share.into_iter().chain(redirect).collect()
 }
 
 /// Installs missing tools with apt, if possible.

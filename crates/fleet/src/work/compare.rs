@@ -1,17 +1,18 @@
 //! Compares the work of several Bodies, and lands it on a branch one Body after the other.
 
-use proto::{BodyId, Failure, Kind};
+use proto::{BodyId, Failure, Kind, workspace::Workspace};
 use serde::Serialize;
 use workspace::{
     BodyWorkspace, ChangedFile, Git, GitIdentity, LandResult, LandSelection, LandTarget, SaveResult,
     UncommittedFiles,
 };
 
-use super::{Discard, PrepareChoice, RepoSource, UpRequest};
-use crate::{Create, ExecRequest, Force, Workspaces, failures};
+use super::{
+    DevcontainerChoice, Discard, PrepareChoice, ProgressLine, RepoSource, RepositoryNetwork, UpRequest,
+    land::SavedLanding,
+};
+use crate::{BodyView, Create, ExecRequest, Force, NetworkRequest, Workspaces, failures};
 
-/// How many bytes at the end of a test's output are reported.
-const TAIL_MAX: usize = 2 << 10;
 /// Longest run time of a test.
 const TEST_WALL: std::time::Duration = std::time::Duration::from_secs(3600);
 
@@ -25,6 +26,9 @@ pub struct BodyComparison {
     /// The exit code of its test, if one ran.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub test: Option<i32>,
+    /// The last line that a failing test printed, escaped for a terminal.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_line: Option<String>,
 }
 
 /// Files that two Bodies both changed.
@@ -60,6 +64,9 @@ pub struct QueueResult {
     /// The reason why its work did not land.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
+    /// Whether there was nothing to land, because the Body changed nothing or the branch has its work already.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub nothing: bool,
 }
 
 impl Workspaces<'_> {
@@ -71,11 +78,14 @@ impl Workspaces<'_> {
         for (id, source, saved) in &works {
             let git = Git::at(&source.workspace.repository);
             let files = workspace::touched(&git, &saved.base, &saved.wip).map_err(cannot)?;
-            let test = match test {
-                Some(line) => Some(self.test_in(id, line).await?.0),
-                None => None,
+            let (test, last_line) = match test {
+                Some(line) => {
+                    let (code, said) = self.test_in(id, line).await?;
+                    (Some(code), Some(said).filter(|said| code != 0 && !said.is_empty()))
+                }
+                None => (None, None),
             };
-            bodies.push(BodyComparison { body: id.clone(), files, test });
+            bodies.push(BodyComparison { body: id.clone(), files, test, last_line });
         }
         let mut overlaps = Vec::new();
         for (index, one) in bodies.iter().enumerate() {
@@ -92,8 +102,8 @@ impl Workspaces<'_> {
                 let (_, source, saved) = &works[index];
                 let conflicts = workspace::conflicting(
                     &Git::at(&source.workspace.repository),
-                    &saved.wip,
-                    &works[other_index].2.wip,
+                    saved,
+                    &works[other_index].2,
                 );
                 overlaps.push(Overlap { one: one.body.clone(), other: other.body.clone(), files, conflicts });
             }
@@ -118,27 +128,11 @@ impl Workspaces<'_> {
         Ok(works)
     }
 
-    /// Runs a shell command in a Body; returns its exit code and the end of its output.
+    /// Runs a shell command in a Body; returns its exit code and the last line of its output.
     async fn test_in(&self, id: &BodyId, line: &str) -> Result<(i32, String), Failure> {
-        let mut exec = self
-            .fleet
-            .execs()
-            .start(id, ExecRequest { timeout: Some(TEST_WALL), ..ExecRequest::new(["/bin/sh", "-c", line]) })
-            .await?;
-        let mut tail: Vec<u8> = Vec::new();
-        while let Some(output) = exec.next().await? {
-            let (crate::OutputChunk::Stdout(bytes)
-            | crate::OutputChunk::Stderr(bytes)
-            | crate::OutputChunk::Tty(bytes)) = output;
-            tail.extend_from_slice(&bytes);
-            let old = tail.len().saturating_sub(TAIL_MAX);
-            tail.drain(..old);
-        }
-        let code = exec.finish().await?.code;
-        Ok((
-            code,
-            proto::text::visible(String::from_utf8_lossy(&tail).trim().lines().last().unwrap_or_default()),
-        ))
+        let request = ExecRequest { timeout: Some(TEST_WALL), ..ExecRequest::new(["/bin/sh", "-c", line]) };
+        let (code, tail) = self.run_in(id, request, None).await?;
+        Ok((code, proto::text::visible(tail.trim().lines().last().unwrap_or_default())))
     }
 
     /// Lands Bodies one after the other on a branch. Each is put on top of the work that landed before and tested in a
@@ -154,92 +148,79 @@ impl Workspaces<'_> {
         let works = self.saved_works(ids).await?;
         let mut queued = Vec::new();
         for (id, source, saved) in works {
-            say(&format!("{id}: onto {onto}"));
-            let done = self.land_tested(&id, &source, &saved, onto, test, person, say).await;
-            queued.push(match done {
-                Ok(landed) => QueueResult { body: id, landed: Some(landed), why: None },
-                Err(failure) if failure.kind == Kind::Internal => return Err(failure),
-                Err(failure) => QueueResult { body: id, landed: None, why: Some(failure.to_string()) },
-            });
-        }
-        Ok(queued)
-    }
-
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "one queue entry: the work, the branch, the test, the identity, the progress"
-    )]
-    async fn land_tested(
-        &self,
-        id: &BodyId,
-        source: &BodyWorkspace,
-        saved: &SaveResult,
-        onto: &str,
-        test: Option<&str>,
-        person: &GitIdentity,
-        say: super::Progress<'_>,
-    ) -> Result<LandResult, Failure> {
-        let repository = &source.workspace.repository;
-        let git = Git::at(repository);
-        let cannot = |error: workspace::GitError| {
-            failures::workspace("cannot create the trial branch of the landing", error.into())
-        };
-        let trial = format!("pal/queue/{id}");
-        let before = git
-            .line(["rev-parse", "--verify", "--quiet", &format!("refs/heads/{onto}")])
-            .map_err(|_| Failure::new(Kind::NotFound, format!("there is no branch {onto}")))?;
-        git.run(["update-ref", &format!("refs/heads/{trial}"), &before]).map_err(cannot)?;
-        let tried = async {
+            say(ProgressLine::Note(&format!("{id}: onto {onto}")));
+            for Workspace { name, .. } in self.fleet.view(&id)?.spec.workspaces.iter().skip(1) {
+                say(ProgressLine::Note(&format!(
+                    "{id}: left out: workspace {name}; land it by itself: pal land --workspace {name} {id}"
+                )));
+            }
             let what = if saved.commit_error.is_some() {
                 LandSelection::Squash { message: None }
             } else {
                 LandSelection::All
             };
-            self.land_saved(id, source, saved, LandTarget::Onto(trial.clone()), what.clone(), person)?;
-            let up = UpRequest {
-                repositories: vec![RepoSource::Path(repository.clone())],
-                reference: Some(trial.clone()),
-                dirty: UncommittedFiles::Without,
-                include: Vec::new(),
-                prepare: PrepareChoice::Yes,
-                person: person.clone(),
-                images: |reference| Ok(crate::Image::new(reference)),
-                home: None,
-                create: Create::kept(),
-                count: 1,
-            };
-            let view = self.up_with_progress(up, say).await?.remove(0);
-            let line = match test {
-                Some(line) => Some(line.to_owned()),
-                None => self.needs(&view.spec.workspaces[0])?.test,
-            };
-            let judged = match &line {
-                Some(line) => self.test_in(view.id(), line).await,
-                None => Err(Failure::new(Kind::Usage, "the landing queue needs a test, and there is none")
-                    .hint("name one: --test 'make test', or [test] command in palisade.toml")),
-            };
-            self.fleet.remove_with(view.id(), Force::Yes, Discard::Yes).await?;
-            match (judged?, line.unwrap_or_default()) {
-                ((0, _), _) => {}
-                ((code, said), line) => {
-                    return Err(Failure::new(
-                        Kind::Conflict,
-                        format!("`{}` ended with code {code}: {said}", proto::text::visible(&line)),
-                    ));
-                }
-            }
-            let now = git
-                .line(["rev-parse", "--verify", "--quiet", &format!("refs/heads/{onto}")])
-                .map_err(cannot)?;
-            if now != before {
-                return Err(
-                    Failure::new(Kind::Conflict, format!("branch {onto} moved meanwhile")).hint("try again")
-                );
-            }
-            self.land_saved(id, source, saved, LandTarget::Onto(onto.to_owned()), what, person)
+            let how = LandTarget::Onto(onto.to_owned());
+            let landing = SavedLanding { id: &id, source: &source, saved: &saved, person, how, what };
+            let done = self.land_tested(&landing, test, say).await;
+            let result = QueueResult { body: id.clone(), landed: None, why: None, nothing: false };
+            queued.push(match done {
+                Ok(Some(landed)) => QueueResult { landed: Some(landed), ..result },
+                Ok(None) => QueueResult { nothing: true, ..result },
+                Err(failure) if failure.kind == Kind::Internal => return Err(failure),
+                Err(failure) => QueueResult { why: Some(failure.to_string()), ..result },
+            });
+        }
+        Ok(queued)
+    }
+
+    /// Lands one Body's work if its test passes; none if there is nothing to land.
+    async fn land_tested(
+        &self,
+        landing: &SavedLanding<'_>,
+        test: Option<&str>,
+        say: super::Progress<'_>,
+    ) -> Result<Option<LandResult>, Failure> {
+        let plan = landing.plan()?;
+        let Some(commit) = plan.commit() else { return Ok(None) };
+        let up = UpRequest {
+            repositories: vec![RepoSource::Path(landing.source.workspace.repository.clone())],
+            reference: Some(commit.to_owned()),
+            dirty: UncommittedFiles::Without,
+            include: Vec::new(),
+            prepare: PrepareChoice::Yes,
+            devcontainer: DevcontainerChoice::Use,
+            person: landing.person.clone(),
+            images: |reference| Ok(crate::Image::new(reference)),
+            home: None,
+            // The tested commit may have another palisade.toml, which no person has seen.
+            network: NetworkRequest::default(),
+            repository_network: RepositoryNetwork::Ignore,
+            create: Create::kept(),
+            count: 1,
         };
-        let tried = tried.await;
-        let _ = git.run(["update-ref", "-d", &format!("refs/heads/{trial}")]);
-        tried
+        let view = self.up_with_progress(up, say).await?.remove(0);
+        let judged = self.judge(&view, test).await;
+        self.fleet.remove_with(view.id(), Force::Yes, Discard::Yes).await?;
+        judged?;
+        landing.carry_out(self, plan).map(Some)
+    }
+
+    /// Runs the test, or the project's own one, in a Body.
+    async fn judge(&self, view: &BodyView, test: Option<&str>) -> Result<(), Failure> {
+        let line = match test {
+            Some(line) => Some(line.to_owned()),
+            None => self.needs(&view.spec.workspaces[0], None)?.test,
+        };
+        let Some(line) = line else {
+            return Err(Failure::new(Kind::Usage, "the landing queue needs a test, and there is none")
+                .hint("name one: --test 'make test', or [test] command in palisade.toml"));
+        };
+        match self.test_in(view.id(), &line).await? {
+            (0, _) => Ok(()),
+            (code, said) => Err(Failure::new(
+                Kind::Conflict,
+                format!("`{}` ended with code {code}: {said}", proto::text::visible(&line)),
+            )),
+        }
     }
 }

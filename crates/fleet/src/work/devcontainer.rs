@@ -6,10 +6,10 @@
 
 use std::{collections::BTreeMap, path::Path, time::Duration};
 
-use proto::{Failure, Kind, template::TemplateSettings, workspace::Workspace};
+use proto::{Failure, template::TemplateSettings, workspace::Workspace};
 use workspace::{DevcontainerRoot, Git, Needs, VariableContext};
 
-use super::prepare::{PATH, Progress};
+use super::{DevcontainerChoice, Progress, ProgressLine, prepare::PATH};
 use crate::{
     BaseImage, BuildRequest, BuildStep, Instruction, UpRequest, Workspaces, failures,
     templates::{build::digest, dockerfile},
@@ -83,14 +83,14 @@ impl Workspaces<'_> {
         let root =
             first.and_then(|(workspace, needs)| Some((workspace, needs, needs.container.root.as_ref()?)));
         let template = match root {
-            Some((workspace, needs, root)) if asked == "host" => {
+            Some((workspace, needs, root)) if up.devcontainer == DevcontainerChoice::Use => {
                 self.container(up, workspace, needs, root, say).await?
             }
             Some(_) => {
-                say(&format!(
+                say(ProgressLine::Note(&format!(
                     "devcontainer.json describes a template of its own; the requested template {} is used instead",
                     proto::text::visible(asked)
-                ));
+                )));
                 asked.clone()
             }
             None => asked.clone(),
@@ -98,7 +98,8 @@ impl Workspaces<'_> {
         self.base_template_of(template)
     }
 
-    fn base_template_of(&self, template: String) -> Result<BaseTemplate, Failure> {
+    /// The template of this name.
+    pub(super) fn base_template_of(&self, template: String) -> Result<BaseTemplate, Failure> {
         let host = |template| BaseTemplate {
             template,
             state: String::new(),
@@ -134,8 +135,8 @@ impl Workspaces<'_> {
         let known = VariableContext { folder: &known, given: &up.create.env, template: &template };
         let wrong = |failure: Failure| {
             failure
-                .hint("choose another template: pal up --template NAME")
-                .hint("or start without it: pal up --no-prepare")
+                .hint("use this host's own programs instead: pal up --template host")
+                .hint("or another template: pal template ls, then pal up --template NAME")
         };
         let (from, steps) = match root {
             DevcontainerRoot::Image(reference) => (known.fill(reference, &mut Vec::new()), Vec::new()),
@@ -158,7 +159,8 @@ impl Workspaces<'_> {
         if self.fleet.templates().find_build(&name).is_ok() {
             return Ok(name);
         }
-        say(&format!("making the template {name} from {}", proto::text::visible(&from)));
+        let activity = format!("building the template {name} from {}", proto::text::visible(&from));
+        say(ProgressLine::Activity(&activity));
         let from = if self.fleet.templates().find(&from)?.is_some() {
             BaseImage::Template(from)
         } else {
@@ -191,7 +193,8 @@ impl Workspaces<'_> {
             message: format!("{}: {}", proto::text::visible(build.file), failure.message),
             ..failure
         })?;
-        read.notes.iter().for_each(|note| say(&format!("{}: {note}", proto::text::visible(build.file))));
+        let file = proto::text::visible(build.file);
+        read.notes.iter().for_each(|note| say(ProgressLine::Note(&format!("{file}: {note}"))));
         // `gc` removes this directory of temporary archives when no build runs.
         let files = self.fleet.image_puller().images_dir();
         let tree = Git::at(&workspace.repository)
@@ -217,7 +220,7 @@ impl Workspaces<'_> {
         loop {
             let ended = tokio::time::timeout(Duration::from_millis(100), done.as_mut()).await;
             let (_, said) = job.log_lines(told, usize::MAX);
-            said.iter().for_each(|said| say(&format!("  {}", proto::text::visible(&said.message))));
+            said.iter().for_each(|said| say(ProgressLine::Output(&proto::text::visible(&said.message))));
             told += said.len();
             if let Ok(built) = ended {
                 return built.map(drop);
@@ -273,47 +276,29 @@ pub(crate) fn resolve_variables(
     }
     let mut fill = |line: &mut String| *line = known.fill(line, &mut wanted);
     needs.steps.iter_mut().map(|step| &mut step.line).chain(&mut needs.container.start).for_each(&mut fill);
-    needs.container.notes.iter().for_each(|note| say(note));
+    needs.container.notes.iter().for_each(|note| say(ProgressLine::Note(note)));
     wanted.dedup();
     for name in wanted {
-        say(&format!(
+        say(ProgressLine::Note(&format!(
             "devcontainer.json uses this host's ${name}, which a Body does not inherit; set it: pal up --env {name}=\"${name}\""
-        ));
+        )));
     }
     for (feature, program) in &needs.container.programs {
-        match footing.has_program(program) {
-            true => say(&format!(
+        say(ProgressLine::Note(&match footing.has_program(program) {
+            true => format!(
                 "the feature {feature} is provided by the template's `{program}`; its version is not checked"
-            )),
-            false => say(&format!("the feature {feature} is not installed, and there is no `{program}`")),
-        }
+            ),
+            false => format!("the feature {feature} is not installed, and there is no `{program}`"),
+        }));
     }
     let user = needs.container.user.take()?;
     if footing.has_account(&user) {
         return Some(user);
     }
     let instead = footing.settings.user.as_deref().unwrap_or("user");
-    say(&format!("there is no account {}; commands run as {instead}", proto::text::visible(&user)));
+    say(ProgressLine::Note(&format!(
+        "there is no account {}; commands run as {instead}",
+        proto::text::visible(&user)
+    )));
     None
-}
-
-/// The failure of a command that runs at each start.
-pub(crate) fn failed_at_start(line: &str, code: i32, tail: &str) -> Failure {
-    let said: String = tail
-        .lines()
-        .rev()
-        .take(10)
-        .collect::<Vec<_>>()
-        .into_iter()
-        .rev()
-        .map(|line| format!("\n    {}", proto::text::visible(line)))
-        .collect();
-    Failure::new(
-        Kind::Conflict,
-        format!(
-            "a command that runs at each start failed: `{}` ended with code {code}{said}",
-            proto::text::visible(line)
-        ),
-    )
-    .hint("start without it: pal up --no-prepare")
 }

@@ -1,10 +1,16 @@
 //! The changes of a Body since the commit that it began with.
 
-use std::{ffi::OsString, path::PathBuf};
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+};
 
 use proto::{BodyId, Failure, Kind, Spec};
 use serde::Serialize;
-use workspace::{BodyWorkspace, ChangedFile, Commit, DiffFormat, Git, SaveResult, SkippedPath, WorkPart};
+use workspace::{
+    BodyWorkspace, ChangedFile, Commit, DiffFormat, Git, GitIdentity, LeftOut, Repository, SaveResult,
+    SkippedPath, WorkPart,
+};
 
 use super::no_workspace;
 use crate::{Workspaces, failures};
@@ -14,7 +20,8 @@ use crate::{Workspaces, failures};
 pub struct WorkDiff {
     /// The workspace's name.
     pub workspace: String,
-    /// The commit that it began with.
+    /// The commit that the files are compared with: the one that it began with, or a later one of the user that
+    /// `pal sync` brought in and the Body took over.
     pub base: String,
     /// The git tree of its current files.
     pub tree: String,
@@ -22,6 +29,9 @@ pub struct WorkDiff {
     pub files: Vec<ChangedFile>,
     /// The files that git cannot store.
     pub skipped: Vec<SkippedPath>,
+    /// Other work of the Body, which the diff does not show.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub left_out: Vec<LeftOut>,
 }
 
 /// A review of a Body's work. Its temporary files are next to the Body and are removed with it.
@@ -57,7 +67,11 @@ impl WorkReview {
 }
 
 impl Workspaces<'_> {
-    fn workspace_source(&self, id: &BodyId, name: Option<&str>) -> Result<(Spec, BodyWorkspace), Failure> {
+    pub(crate) fn workspace_source(
+        &self,
+        id: &BodyId,
+        name: Option<&str>,
+    ) -> Result<(Spec, BodyWorkspace), Failure> {
         let spec = self.fleet.view(id)?.spec;
         let sources = self.sources(&spec)?;
         let wanted = |source: &BodyWorkspace| name.is_none_or(|name| source.workspace.name == name);
@@ -78,18 +92,43 @@ impl Workspaces<'_> {
     /// Reviews the changes of a Body: committed, uncommitted and untracked. The Body may run meanwhile.
     pub fn review(&self, id: &BodyId, name: Option<&str>) -> Result<WorkReview, Failure> {
         let (spec, source) = self.workspace_source(id, name)?;
-        let mut sources = self.readable_sources(&spec)?;
-        sources.retain(|readable| readable.workspace.name == source.workspace.name);
-        let source = sources.pop().unwrap_or(source);
+        let (mut own, others): (Vec<_>, Vec<_>) = self
+            .readable_sources(&spec)?
+            .into_iter()
+            .partition(|readable| readable.workspace.name == source.workspace.name);
+        let source = own.pop().unwrap_or(source);
         let cannot = |error| failures::workspace("cannot read the work of the Body", error);
         let work = workspace::look(&source).map_err(cannot)?;
-        let tree = work.parts.first().map(|part| part.tree.clone()).unwrap_or_default();
+        let first = work.parts.first();
+        let base = first.map_or_else(|| source.workspace.base.clone(), |part| part.base.clone());
+        let mut left_out: Vec<LeftOut> = work
+            .branches
+            .iter()
+            .map(|other| {
+                let name = format!("refs/palisade/{id}/heads/{}", other.name);
+                other.left_out(
+                    "not in the Body's files",
+                    format!("pal save {id} && git log -p {base}..{name}"),
+                )
+            })
+            .collect();
+        for other in others {
+            let work = workspace::look(&other).map_err(cannot)?;
+            if work.is_changed().map_err(cannot)? {
+                left_out.push(LeftOut {
+                    what: format!("workspace {}", other.workspace.name),
+                    why: "a diff shows one workspace".into(),
+                    hint: Some(format!("pal diff --workspace {} {id}", other.workspace.name)),
+                });
+            }
+        }
         let diff = WorkDiff {
             workspace: source.workspace.name.clone(),
-            base: source.workspace.base.clone(),
-            tree,
+            base,
+            tree: first.map(|part| part.tree.clone()).unwrap_or_default(),
             files: Vec::new(),
             skipped: work.skipped,
+            left_out,
         };
         Ok(WorkReview { parts: work.parts, diff })
     }
@@ -109,7 +148,7 @@ impl Workspaces<'_> {
     pub async fn log(&self, id: &BodyId, name: Option<&str>) -> Result<(SaveResult, Vec<Commit>), Failure> {
         let (saved, source) = self.save_one(id, name).await?;
         let git = Git::at(&source.workspace.repository);
-        let commits = workspace::log(&git, &source.workspace.commit, &saved.head)
+        let commits = workspace::log(&git, &saved.origin, &saved.head)
             .map_err(|error| failures::workspace("cannot list the commits", error))?;
         Ok((saved, commits))
     }
@@ -144,6 +183,11 @@ impl Workspaces<'_> {
             }
         }
         Ok(lost)
+    }
+
+    /// The common git directory of the repository that contains a path; none outside of repositories.
+    pub fn repository_at(&self, path: &Path, person: &GitIdentity) -> Option<PathBuf> {
+        Repository::common_dir(path, person)
     }
 
     /// The path on this host of the repository that a Body came from.

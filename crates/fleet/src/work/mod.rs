@@ -7,21 +7,41 @@ mod compare;
 mod devcontainer;
 mod diff;
 mod disk_usage;
+mod hand_over;
 mod home;
+mod key_lock;
 mod land;
 mod prepare;
+mod progress;
+mod reason;
+mod rerun;
+mod state;
+mod steps;
+mod sync;
+mod toolchain;
+mod unfinished;
 mod up;
+mod way_out;
 
 pub use compare::{BodyComparison, Comparison, Overlap, QueueResult};
 pub use diff::{UnsavedWork, WorkDiff, WorkReview};
 pub use disk_usage::DiskShare;
+pub use hand_over::{ForkedWork, HandOver, HandOverOutcome, WorkMark};
 pub use home::{HomeRecord, HomeView, Homes};
-pub use prepare::Progress;
-pub use up::{ImageResolver, PrepareChoice, RepoSource, UpRequest};
+pub use progress::{Progress, ProgressLine};
+pub use rerun::PrepareRequest;
+pub use state::WorkState;
+pub(crate) use state::inherit_landed;
+pub(crate) use steps::StepRunner;
+pub use sync::{SyncMode, SyncResult};
+pub use up::{DevcontainerChoice, ImageResolver, PrepareChoice, RepoSource, RepositoryNetwork, UpRequest};
+pub use way_out::way_out;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::SystemTime};
 
-use body::{BodyDir, ProcessState, process, root::WorkspaceLayers, vm::upper_copy::UpperCopy};
+use body::{
+    BodyDir, ProcessState, host::SnapshotLower, process, root::WorkspaceLayers, vm::upper_copy::UpperCopy,
+};
 use proto::{
     BodyId, Failure, Kind, Spec,
     event_data::{BodyRemoved, RemovedBy, WorkspaceSaveFailed, WorkspaceSaved},
@@ -65,14 +85,21 @@ impl Workspaces<'_> {
 
     /// The paths of a Body's repositories and of its writes to them.
     pub(crate) fn sources(&self, spec: &Spec) -> Result<Vec<BodyWorkspace>, Failure> {
-        let snapshots: Vec<_> =
-            self.fleet.snapshots().below(spec)?.into_iter().map(|below| below.dir).collect();
+        let below = self.fleet.snapshots().below(spec)?;
+        let snapshots: Vec<_> = below.iter().map(|below| below.dir.clone()).collect();
+        // A dependency layer above work of another Body may hide files of it, so it counts as work, too.
+        let prepared = |workspace: &Workspace| {
+            let is_work =
+                |below: &SnapshotLower| !below.dependency && below.dir.join(workspace.area_dir()).is_dir();
+            below.len() - below.iter().rposition(is_work).map_or(0, |last| last + 1)
+        };
         let source = |workspace: &Workspace| BodyWorkspace {
             body: spec.id.clone(),
             dir: self.fleet.body_path(&spec.id),
             upper: self.fleet.upper_path(&spec.id),
             copy: None,
             snapshots: snapshots.clone(),
+            prepared: prepared(workspace),
             workspace: workspace.clone(),
             layers: self.fleet.templates().layers_dir(),
             programs: self.fleet.launch_context.programs.clone(),
@@ -108,7 +135,8 @@ impl Workspaces<'_> {
         if view.spec.role == BodyRole::Step {
             return Ok(view);
         }
-        let anchor = |workspace: &Workspace| workspace::write_refs(view.id(), workspace);
+        let anchor =
+            |workspace: &Workspace| workspace::write_refs(view.id(), view.spec.parent.as_ref(), workspace);
         match view.spec.workspaces.iter().try_for_each(anchor) {
             Ok(()) => Ok(view),
             Err(error) => {
@@ -121,7 +149,11 @@ impl Workspaces<'_> {
     /// Removes a Body that no caller has used yet.
     fn undo_create(&self, id: &BodyId) {
         let Ok((dir, spec, lock)) = self.fleet.lock_body(id) else { return };
-        let _ = self.fleet.write(id, BodyRemoved { by: Some(RemovedBy::Up), discarded: false });
+        let _ = self.fleet.garbage().withdraw(
+            &dir,
+            id,
+            BodyRemoved { by: Some(RemovedBy::Up), discarded: false },
+        );
         let _ = self.fleet.remove_files(&dir, &spec);
         drop(lock);
         drop(self.fleet.supervisors.take(id));
@@ -165,21 +197,27 @@ impl Workspaces<'_> {
     }
 
     fn save_sources(&self, sources: Vec<BodyWorkspace>) -> Result<Vec<SaveResult>, Failure> {
-        let mut all = Vec::new();
+        let (mut all, began) = (Vec::new(), SystemTime::now());
         for source in sources {
             let saved = workspace::save(&source)
                 .map_err(|error| failures::workspace("cannot save the work of the Body", error))?;
-            self.note_saved(&source, &saved)?;
+            self.note_saved(&source, &saved, began)?;
             all.push(saved);
         }
         Ok(all)
     }
 
-    /// Appends the event of a save, once for each state of the work.
-    fn note_saved(&self, source: &BodyWorkspace, saved: &SaveResult) -> Result<(), Failure> {
+    /// Appends the event of a save, once for each state of the work. `began` is when the save began to read.
+    fn note_saved(
+        &self,
+        source: &BodyWorkspace,
+        saved: &SaveResult,
+        began: SystemTime,
+    ) -> Result<(), Failure> {
         let recorded = source.dir.join("git").join(&source.workspace.name).join("recorded");
         let text = serde_json::to_string(saved).unwrap_or_default();
         if std::fs::read_to_string(&recorded).is_ok_and(|before| before == text) {
+            state::note_save_time(&recorded, began);
             return Ok(());
         }
         let data = WorkspaceSaved {
@@ -188,7 +226,8 @@ impl Workspaces<'_> {
             saved: saved.into(),
         };
         self.fleet.write(&source.body, data)?;
-        let _ = std::fs::write(recorded, text);
+        let _ = std::fs::write(&recorded, text);
+        state::note_save_time(&recorded, began);
         Ok(())
     }
 
@@ -204,34 +243,55 @@ impl Workspaces<'_> {
         Ok(())
     }
 
+    /// Fails if some work of a running Body would be lost by its removal. Its processes stand still meanwhile, and go
+    /// on afterwards. The caller holds the lock.
+    pub(crate) fn check_removal(&self, dir: &BodyDir, spec: &Spec) -> Result<(), Failure> {
+        if spec.workspaces.is_empty() {
+            return Ok(());
+        }
+        if let Some(copy) = self.fleet.copy_upper(spec)? {
+            return refuse_loss(spec, self.save_sources(self.sources_in(spec, Some(copy))?)).map(drop);
+        }
+        self.freeze_for_save(dir, spec)?;
+        let saved = refuse_loss(spec, self.save_work(spec));
+        self.fleet.thaw_interrupted_save(dir)?;
+        saved.map(drop)
+    }
+
     /// Saves the work, and fails if some of it would be lost.
     pub(crate) fn save_before_removal(&self, spec: &Spec) -> Result<(), Failure> {
-        let id = &spec.id;
-        let refused = |failure: Failure| {
-            failure.hint(format!("its files are still there; to discard its work: pal rm --discard {id}"))
-        };
-        let saved = self.save_work(spec).map_err(refused)?;
-        for saved in &saved {
-            if let Some(commit_error) = &saved.commit_error {
-                return Err(refused(Failure::new(
-                    Kind::Conflict,
-                    format!("not all work of Body {id} can be saved: {commit_error}"),
-                )));
-            }
-            if let Some(left) = saved.skipped.first() {
-                let more = saved.skipped.len() - 1;
-                let more = if more > 0 { format!(", and {more} more") } else { String::new() };
-                let message =
-                    format!("not all work of Body {id} can be saved: {} ({}){more}", left.path, left.why);
-                return Err(refused(Failure::new(Kind::Conflict, message))
-                    .hint(format!("copy it out: pal cp {id}:{} .", spec.workspaces[0].path())));
-            }
-        }
+        let saved = refuse_loss(spec, self.save_work(spec))?;
         for (workspace, _) in spec.workspaces.iter().zip(&saved).filter(|(_, saved)| saved.is_empty()) {
-            let _ = workspace::forget(id, workspace);
+            let _ = workspace::forget(&spec.id, workspace);
         }
         Ok(())
     }
+}
+
+/// Refuses a removal after which some work would be lost.
+fn refuse_loss(spec: &Spec, saved: Result<Vec<SaveResult>, Failure>) -> Result<Vec<SaveResult>, Failure> {
+    let id = &spec.id;
+    let refused = |failure: Failure| {
+        failure.hint(format!("its files are still there; to discard its work: pal rm --discard {id}"))
+    };
+    let saved = saved.map_err(refused)?;
+    for (workspace, saved) in spec.workspaces.iter().zip(&saved) {
+        if let Some(commit_error) = &saved.commit_error {
+            return Err(refused(Failure::new(
+                Kind::Conflict,
+                format!("not all work of Body {id} can be saved: {commit_error}"),
+            )));
+        }
+        if let Some(left) = saved.skipped.first() {
+            let more = saved.skipped.len() - 1;
+            let more = if more > 0 { format!(", and {more} more") } else { String::new() };
+            let message =
+                format!("not all work of Body {id} can be saved: {} ({}){more}", left.path, left.why);
+            return Err(refused(Failure::new(Kind::Conflict, message))
+                .hint(format!("bring that one out: {}", way_out(id, &workspace.name, left))));
+        }
+    }
+    Ok(saved)
 }
 
 pub(crate) fn no_workspace(id: &BodyId) -> Failure {

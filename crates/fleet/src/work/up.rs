@@ -1,11 +1,22 @@
 //! `pal up`: creates a Body with the files of a repository.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use proto::{Failure, Kind, event_data::WorkspaceImported, workspace::Workspace};
+use proto::{
+    Failure, Kind, SnapshotId,
+    event_data::{WorkspaceImported, WorkspacePrepared},
+    workspace::Workspace,
+};
 use workspace::{GitIdentity, ImportRequest, LayerStore, Repository, UncommittedFiles};
 
-use crate::{BodyView, Create, Force, Image, Workspaces, blocking::run_blocking, failures, work::Discard};
+use super::{Progress, ProgressLine, unfinished::UnfinishedBody};
+use crate::{
+    BodyView, Create, Image, NetworkRequest, Workspaces, blocking::run_blocking, failures, names::Names,
+};
+
+/// The file that states how a repository is prepared.
+const SETTINGS: &str = "palisade.toml";
+const SETTINGS_LEN_MAX: u64 = 1 << 20;
 
 /// Most Bodies in one request.
 const COUNT_MAX: u32 = 1000;
@@ -25,10 +36,40 @@ pub type ImageResolver = fn(&str) -> Result<Image, Failure>;
 /// Whether the dependencies of a repository are installed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PrepareChoice {
-    /// They are installed, once for all Bodies.
+    /// They are installed, once for all Bodies. The failure of a required step is the failure of the request.
     Yes,
-    /// They are not installed.
+    /// They are installed. If a required step fails, the request fails, too, but its Body stays for examination.
+    Keep,
+    /// They are installed as far as possible; the Bodies name the steps that failed.
+    Anyway,
+    /// They are not installed. The Bodies still have the toolchains and variables of the repository.
     No,
+}
+
+/// Whether devcontainer.json decides about the template.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DevcontainerChoice {
+    /// It does, if there is one.
+    Use,
+    /// It does not: the caller asked for a template.
+    Ignore,
+}
+
+/// Whether the network that palisade.toml asks for is used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RepositoryNetwork {
+    /// It is, unless the request names a preset.
+    Use,
+    /// It is not: the caller may not open a network.
+    Ignore,
+}
+
+/// A repository that was imported.
+#[derive(Debug)]
+pub(crate) struct ImportedRepo {
+    pub workspace: Workspace,
+    /// The text of a palisade.toml in the working tree that differs from the committed one.
+    pub settings: Option<String>,
 }
 
 /// A request to create Bodies from repositories.
@@ -44,12 +85,18 @@ pub struct UpRequest {
     pub include: Vec<PathBuf>,
     /// Whether dependencies are installed.
     pub prepare: PrepareChoice,
+    /// Whether devcontainer.json decides about the template.
+    pub devcontainer: DevcontainerChoice,
     /// The git identity of the caller.
     pub person: GitIdentity,
     /// Resolves the images that a devcontainer.json names.
     pub images: ImageResolver,
     /// The name of the home that the Body uses.
     pub home: Option<String>,
+    /// The network of the Bodies.
+    pub network: NetworkRequest,
+    /// Whether palisade.toml adds to the network.
+    pub repository_network: RepositoryNetwork,
     /// The properties of the Bodies apart from their repositories.
     pub create: Create,
     /// The number of Bodies.
@@ -63,11 +110,7 @@ impl Workspaces<'_> {
     }
 
     /// Creates Bodies with repositories in them, and reports the progress.
-    pub async fn up_with_progress(
-        &self,
-        up: UpRequest,
-        say: super::Progress<'_>,
-    ) -> Result<Vec<BodyView>, Failure> {
+    pub async fn up_with_progress(&self, up: UpRequest, say: Progress<'_>) -> Result<Vec<BodyView>, Failure> {
         if !(1..=COUNT_MAX).contains(&up.count) {
             return Err(Failure::new(Kind::Usage, format!("cannot create {} Bodies at once", up.count))
                 .hint(format!("ask for 1 to {COUNT_MAX}")));
@@ -76,21 +119,28 @@ impl Workspaces<'_> {
             return Err(Failure::new(Kind::Usage, "several Bodies cannot have one home")
                 .hint("create one, and fork it: pal fork -n COUNT BODY"));
         }
+        let names = run_blocking(|| Names::of(self.fleet).number(up.create.name.as_ref(), up.count))?;
         // The lock keeps `gc` from removing the new layers until the Bodies use them.
         let _building = self.fleet.garbage().building()?;
-        let workspaces = run_blocking(|| self.import(&up))?;
-        workspaces.iter().for_each(|workspace| report_lfs_pointers(workspace, say));
-        let mut create = up.create.clone();
-        create.workdir = create.workdir.or_else(|| workspaces.first().map(Workspace::path));
-        if up.prepare == PrepareChoice::Yes {
-            let prepared = self.prepare(&up, &workspaces, say).await?;
-            create.template = prepared.template;
-            create.user = create.user.or(prepared.user);
-            create.at_start = prepared.at_start;
-            create.ports = prepared.ports;
-            create.env = prepared.env.into_iter().chain(std::mem::take(&mut create.env)).collect();
-            create.mounts.extend(prepared.mounts);
+        let repos = run_blocking(|| self.import(&up))?;
+        for repo in &repos {
+            report_lfs_pointers(&repo.workspace, say);
+            if repo.settings.is_some() {
+                say(ProgressLine::Note(
+                    "palisade.toml of the working tree decides, although it is not committed",
+                ));
+            }
         }
+        let mut create = up.create.clone();
+        create.workdir = create.workdir.or_else(|| repos.first().map(|repo| repo.workspace.path()));
+        let prepared = self.prepare(&up, &repos, say).await?;
+        create.template = prepared.template;
+        create.user = create.user.or(prepared.user);
+        create.at_start = prepared.at_start;
+        create.ports = prepared.ports;
+        create.egress = create.egress.or(prepared.egress);
+        create.env = prepared.env.into_iter().chain(std::mem::take(&mut create.env)).collect();
+        create.mounts.extend(prepared.mounts);
         // git refuses to work in a repository that belongs to another user, unless it is a `safe.directory`.
         if create.user.as_deref().is_some_and(|user| user != "user") {
             let trusted = [
@@ -101,28 +151,29 @@ impl Workspaces<'_> {
             let trusted = trusted.map(|(name, value)| (name.to_owned(), value.to_owned()));
             create.env = trusted.into_iter().chain(std::mem::take(&mut create.env)).collect();
         }
-        create.workspaces = workspaces;
+        create.workspaces = repos.into_iter().map(|repo| repo.workspace).collect();
         // The lock is held until the Body that uses the home exists.
         let (home, _taken) =
             up.home.as_deref().map(|name| self.fleet.homes().take(name)).transpose()?.unzip();
         create.home = home;
-        let mut views = Vec::new();
-        for _ in 0..up.count {
-            match self.up_one(create.clone()).await {
-                Ok(view) => views.push(view),
-                Err(failure) => {
-                    for view in &views {
-                        let _ = self.fleet.remove_with(view.id(), Force::Yes, Discard::Yes).await;
-                    }
-                    return Err(failure);
-                }
-            }
+        let count = if prepared.failure.is_some() { 1 } else { names.len() };
+        let mut bodies = Vec::new();
+        for name in names.into_iter().take(count) {
+            bodies.push(self.up_one(Create { name, ..create.clone() }).await?);
         }
-        Ok(views)
+        let views = bodies.into_iter().map(UnfinishedBody::finish).collect::<Result<Vec<_>, _>>()?;
+        match prepared.failure {
+            None => Ok(views),
+            Some(failure) => Err(views.iter().fold(failure, |failure, view| {
+                failure
+                    .hint(format!("look into the Body: pal shell {}", view.id()))
+                    .hint(format!("run the missing steps in it again: pal prepare {}", view.id()))
+            })),
+        }
     }
 
-    fn import(&self, up: &UpRequest) -> Result<Vec<Workspace>, Failure> {
-        let mut workspaces: Vec<Workspace> = Vec::new();
+    fn import(&self, up: &UpRequest) -> Result<Vec<ImportedRepo>, Failure> {
+        let mut repos: Vec<ImportedRepo> = Vec::new();
         for (index, repo) in up.repositories.iter().enumerate() {
             let first = index == 0;
             let reference = up.reference.as_deref().filter(|_| first);
@@ -139,14 +190,16 @@ impl Workspaces<'_> {
             let clash = |other: &Workspace| {
                 other.name == brought.workspace.name || other.repository == brought.workspace.repository
             };
-            if let Some(other) = workspaces.iter().find(|other| clash(other)) {
+            if let Some(other) = repos.iter().map(|repo| &repo.workspace).find(|other| clash(other)) {
                 return Err(Failure::new(Kind::Usage, format!("two repositories map to {}", other.path()))
                     .hint("import one of them into a Body of its own"));
             }
-            workspaces.push(brought.workspace);
+            let files = repository.files.as_deref().filter(|_| reference.is_none());
+            let settings = files.and_then(|files| uncommitted_settings(files, &brought.workspace));
+            repos.push(ImportedRepo { workspace: brought.workspace, settings });
         }
-        workspaces.iter().for_each(|workspace| self.fleet.garbage().touch_layers(&workspace.layers));
-        Ok(workspaces)
+        repos.iter().for_each(|repo| self.fleet.garbage().touch_layers(&repo.workspace.layers));
+        Ok(repos)
     }
 
     fn repository(
@@ -168,9 +221,11 @@ impl Workspaces<'_> {
         }
     }
 
-    async fn up_one(&self, create: Create) -> Result<BodyView, Failure> {
-        let view = self.fleet.create(create).await?;
-        let told = view.spec.workspaces.iter().try_for_each(|workspace| {
+    /// Creates one Body, and appends the events of its repositories.
+    async fn up_one(&self, create: Create) -> Result<UnfinishedBody<'_>, Failure> {
+        let body = UnfinishedBody::create(self.fleet, create).await?;
+        let BodyView { spec, missing_steps, .. } = body.view()?;
+        for workspace in &spec.workspaces {
             let data = WorkspaceImported {
                 workspace: workspace.name.clone(),
                 branch: workspace.branch.clone(),
@@ -178,15 +233,17 @@ impl Workspaces<'_> {
                 base: workspace.base.clone(),
                 layers: workspace.layers.clone(),
             };
-            self.fleet.write(view.id(), data)
-        });
-        match told {
-            Ok(()) => Ok(view),
-            Err(failure) => {
-                let _ = self.fleet.remove_with(view.id(), Force::Yes, Discard::Yes).await;
-                Err(failure)
-            }
+            self.fleet.write(&spec.id, data)?;
         }
+        let snapshots = self.fleet.snapshots();
+        let is_dependency = |id: &&SnapshotId| {
+            body::snapshot::read(&snapshots.path(id)).is_ok_and(|manifest| manifest.dependency.is_some())
+        };
+        if let Some(layer) = spec.snapshots.first().filter(is_dependency) {
+            let data = WorkspacePrepared { layer: Some(layer.clone()), missing: missing_steps.clone() };
+            self.fleet.write(&spec.id, data)?;
+        }
+        Ok(body)
     }
 
     /// Counts the uncommitted files of a repository, which a Body without them would lack.
@@ -197,7 +254,7 @@ impl Workspaces<'_> {
 }
 
 /// Reports files that are only Git LFS pointers, so the Body lacks their contents. A failure to find them is ignored.
-fn report_lfs_pointers(workspace: &Workspace, say: super::Progress<'_>) {
+fn report_lfs_pointers(workspace: &Workspace, say: Progress<'_>) {
     let found = workspace::lfs_pointers(&workspace.repository, &workspace.base).unwrap_or_default();
     let Some(first) = found.first().map(|path| proto::text::visible(path)) else { return };
     let what = if found.len() == 1 {
@@ -205,16 +262,60 @@ fn report_lfs_pointers(workspace: &Workspace, say: super::Progress<'_>) {
     } else {
         format!("{first} and {} more are pointers of Git LFS", found.len() - 1)
     };
-    say(&format!("{what}, not the contents"));
+    say(ProgressLine::Note(&format!("{what}, not the contents")));
     // The name becomes part of a shell command in the hint, so only plain characters are allowed.
     let plain = first.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._/-".contains(&byte));
     let first = if plain { first } else { "FILE".to_owned() };
-    say(&format!(
+    say(ProgressLine::Note(&format!(
         "  hint: show the Body a file of yours in its place, read-only: pal up --mount \"$PWD/{first}:{}/{first}\"",
         workspace.path()
-    ));
+    )));
 }
 
+/// The text of a palisade.toml in a working tree, if it differs from the one of the workspace's files. A link is not
+/// followed: it may come from the repository.
+pub(super) fn uncommitted_settings(files: &Path, workspace: &Workspace) -> Option<String> {
+    let path = files.join(SETTINGS);
+    let text = std::fs::symlink_metadata(&path)
+        .ok()
+        .filter(std::fs::Metadata::is_file)
+        .and_then(|_| sys::fd::read_small(&path, SETTINGS_LEN_MAX).ok())?;
+    let committed =
+        workspace::text(&workspace.repository, &workspace.base, SETTINGS, SETTINGS_LEN_MAX as usize);
+    (committed.ok().as_ref() != Some(&text)).then_some(text)
+}
+
+/// git's advice about a repository of another user, in its message.
+const TRUST: &str = "git config --global --add safe.directory ";
+
 fn no_repository(error: workspace::WorkspaceError) -> Failure {
-    failures::workspace("cannot find the repository", error).hint("go to one, or name it: pal up --repo PATH")
+    let said = error.to_string();
+    // The path ends git's message.
+    match said.split_once(TRUST).map(|(_, path)| path.trim()) {
+        Some(path) => Failure::new(Kind::Denied, format!("the repository {path} belongs to another user"))
+            .because(
+                "git runs programs that a repository's settings name, so it reads only repositories of yours",
+            )
+            .hint(format!("if you trust its owner: {TRUST}{path}")),
+        None => failures::workspace("cannot find the repository", error)
+            .hint("go to one, or name it: pal up --repo PATH"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_repository_of_another_user_has_a_way_on() {
+        let said = "fatal: detected dubious ownership in repository at '/srv/app'\nTo add an exception for this directory, call:\n\n\tgit config --global --add safe.directory /srv/app\n";
+        let failure = no_repository(workspace::WorkspaceError::Repository(said.into()));
+        assert_eq!(failure.kind, Kind::Denied);
+        assert_eq!(
+            failure.hints,
+            ["if you trust its owner: git config --global --add safe.directory /srv/app"]
+        );
+        let other = no_repository(workspace::WorkspaceError::Repository("x".into()));
+        assert_eq!(other.hints, ["go to one, or name it: pal up --repo PATH"]);
+    }
 }

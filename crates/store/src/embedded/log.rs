@@ -87,6 +87,10 @@ impl EventLog for Store {
         }
     }
 
+    fn chains_not_ending_in(&self, kinds: &[&str]) -> Result<Vec<ChainId>, ReadError> {
+        read::chains_not_ending_in(&self.lock(), kinds)
+    }
+
     fn last_pos(&self) -> Result<u64, ReadError> {
         Ok(state(&self.lock()).map_err(read_error)?.pos)
     }

@@ -3,7 +3,7 @@
 //! Invariant: a query with a Body reads only rows that an index finds for that Body; with a command or a tag
 //! too, only rows of commands.
 
-use proto::Event;
+use proto::{ChainId, Event};
 use rusqlite::{Connection, types::Value};
 
 use super::{
@@ -25,6 +25,26 @@ pub(crate) fn events(connection: &Connection, query: &EventQuery) -> Result<Vec<
         events.push(row::read(row).map_err(|error| unreadable(row, error))?.event);
     }
     Ok(events)
+}
+
+/// The chains whose last event is of none of these types.
+pub(crate) fn chains_not_ending_in(
+    connection: &Connection,
+    kinds: &[&str],
+) -> Result<Vec<ChainId>, ReadError> {
+    let marks = vec!["?"; kinds.len()].join(", ");
+    let sql = format!(
+        "SELECT chains.chain FROM chains JOIN events ON events.chain = chains.chain AND events.seq = chains.seq \
+         WHERE events.type NOT IN ({marks})"
+    );
+    let mut statement = connection.prepare_cached(&sql).map_err(read_error)?;
+    let mut rows = statement.query(rusqlite::params_from_iter(kinds)).map_err(read_error)?;
+    let mut chains = Vec::new();
+    while let Some(row) = rows.next().map_err(read_error)? {
+        let name: String = row.get(0).map_err(read_error)?;
+        chains.push(name.parse().map_err(|_| ReadError::Damaged(format!("{name:?} is not a chain")))?);
+    }
+    Ok(chains)
 }
 
 /// The statement of a query, and its parameters. Only the form of the query changes the text, so the

@@ -398,6 +398,10 @@ impl EventLog for ProvidedLog {
         self.0.follow(query, wait)
     }
 
+    fn chains_not_ending_in(&self, kinds: &[&str]) -> Result<Vec<ChainId>, ReadError> {
+        self.0.chains_not_ending_in(kinds)
+    }
+
     fn last_pos(&self) -> Result<u64, ReadError> {
         self.0.last_pos()
     }

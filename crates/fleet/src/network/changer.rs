@@ -1,0 +1,260 @@
+//! Shows and changes the policies of existing Bodies.
+//!
+//! Invariant: the log has a policy before the egress process gets it; the spec and the orders on the disk have it
+//! before a connection is judged by it.
+
+use body::{BodyDir, ProcessState, egress::EgressDir};
+use proto::{
+    BodyId, Failure, Kind, Spec,
+    egress::{EgressControl, EgressReply, EgressRule, fit_to_show},
+    event_data::NetworkChanged,
+    spec::{BodyRole, Egress},
+};
+use serde::Serialize;
+
+use super::request::check;
+use crate::{Fleet, blocking::run_blocking, egress::proxy_env, failures};
+
+/// When a policy counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PolicyForce {
+    /// It counts now.
+    Now,
+    /// It counts from the Body's next start on.
+    AtNextStart,
+    /// The Body's egress process does not answer: it counts as soon as the process runs again.
+    AtRestart,
+}
+
+/// The policy of a Body.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct NetworkState {
+    /// The Body.
+    pub id: BodyId,
+    /// Whether the Body has a policy; without one it reaches only its own loopback.
+    pub policy: bool,
+    /// The rules.
+    pub rules: Vec<EgressRule>,
+    /// The number of the policy.
+    pub generation: u64,
+    /// When it counts.
+    pub in_force: PolicyForce,
+    /// The open connections, if its egress process runs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub open: Option<usize>,
+    /// The connections that a change closed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub closed: Option<usize>,
+}
+
+/// A change of a policy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PolicyChange {
+    /// Add rules, in front of the others. A rule takes the place of one about the same target.
+    Add(Vec<EgressRule>),
+    /// Replace all rules.
+    Replace(Vec<EgressRule>),
+}
+
+/// Shows and changes the policies of existing Bodies.
+#[derive(Debug, Clone, Copy)]
+pub struct PolicyChanger<'a> {
+    pub(super) fleet: &'a Fleet,
+}
+
+/// The answer of a running egress process.
+struct ProcessAnswer {
+    generation: u64,
+    open: usize,
+    closed: usize,
+}
+
+impl<'a> PolicyChanger<'a> {
+    /// The changer for a fleet's Bodies.
+    pub fn of(fleet: &'a Fleet) -> Self {
+        Self { fleet }
+    }
+
+    /// The policy of a Body, and the state of its egress process.
+    pub fn show(&self, id: &BodyId) -> Result<NetworkState, Failure> {
+        run_blocking(|| {
+            let spec = self.fleet.view(id)?.spec;
+            let dir = BodyDir::at(self.fleet.body_path(id));
+            let applied = match self.has_process(&dir, id)? {
+                true => Some(self.ask(id, &EgressControl::Status)),
+                false => None,
+            };
+            Ok(state(&spec, applied.map(Result::ok)))
+        })
+    }
+
+    /// Allows targets. A Body that runs with an egress process gets the new policy at once.
+    pub fn allow(&self, id: &BodyId, targets: &[String]) -> Result<NetworkState, Failure> {
+        self.change(id, PolicyChange::Add(targets.iter().map(EgressRule::allow).collect()))
+    }
+
+    /// Denies targets, and closes connections to them.
+    pub fn deny(&self, id: &BodyId, targets: &[String]) -> Result<NetworkState, Failure> {
+        self.change(id, PolicyChange::Add(targets.iter().map(EgressRule::deny).collect()))
+    }
+
+    /// Changes the policy of a Body.
+    pub fn change(&self, id: &BodyId, change: PolicyChange) -> Result<NetworkState, Failure> {
+        run_blocking(|| self.change_now(id, change))
+    }
+
+    fn change_now(&self, id: &BodyId, change: PolicyChange) -> Result<NetworkState, Failure> {
+        let (dir, spec, _lock) = self.fleet.lock_body(id)?;
+        let new = changed(&spec, change)?;
+        let has_process = self.has_process(&dir, id)?;
+        self.store(&dir, &new, has_process)?;
+        if !has_process {
+            return Ok(state(&new, None));
+        }
+        match self.ask(id, &EgressControl::Replace(self.fleet.egress().orders(&new))) {
+            Ok(applied) => Ok(state(&new, Some(Some(applied)))),
+            Err(failure) if failure.kind == Kind::Usage => {
+                // The process goes on with the earlier policy, so the log and the disk say the same.
+                self.store(&dir, &spec, has_process)?;
+                Err(failure)
+            }
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// Writes a policy to the log, to the spec, and to the orders of an egress process that runs.
+    fn store(&self, dir: &BodyDir, spec: &Spec, has_process: bool) -> Result<(), Failure> {
+        let (id, egress) = (&spec.id, spec.egress.clone().unwrap_or_default());
+        let data = NetworkChanged { generation: egress.generation, rules: egress.all_rules() };
+        self.fleet.write(id, data)?;
+        let hint = "the policy may have changed in part; try again, or make room: pal gc";
+        dir.rewrite_spec(spec).map_err(|error| failures::dir(id, error).hint(hint))?;
+        if has_process {
+            let orders = self.fleet.egress().orders(spec);
+            EgressDir::of(self.fleet.data(), id).write_orders(&orders).map_err(|error| {
+                Failure::new(Kind::Host, format!("cannot store the network policy of Body {id}"))
+                    .because(error)
+                    .hint(hint)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Whether the Body runs with an egress process.
+    fn has_process(&self, dir: &BodyDir, id: &BodyId) -> Result<bool, Failure> {
+        let condition = dir.condition().map_err(|error| failures::dir(id, error))?;
+        let runs = matches!(condition, ProcessState::Running(_) | ProcessState::Paused(_));
+        Ok(runs && EgressDir::of(self.fleet.data(), id).has_orders())
+    }
+
+    fn ask(&self, id: &BodyId, message: &EgressControl) -> Result<ProcessAnswer, Failure> {
+        let reply = EgressDir::of(self.fleet.data(), id).ask(message).map_err(|error| {
+            Failure::new(Kind::Host, format!("the egress process of Body {id} does not answer"))
+                .because(error)
+                .hint("a new policy is stored, and counts as soon as the process runs again")
+                .hint(format!("to be sure, start the Body again: pal stop {id} && pal start {id}"))
+        })?;
+        match reply {
+            EgressReply::State { generation, open, closed } => Ok(ProcessAnswer { generation, open, closed }),
+            EgressReply::Refused { why } => Err(Failure::new(
+                Kind::Usage,
+                format!("the egress process of Body {id} refuses the policy: {}", fit_to_show(&why)),
+            )
+            .hint(format!("the earlier policy still counts: pal net show {id}"))),
+        }
+    }
+}
+
+/// The spec with the changed policy.
+fn changed(spec: &Spec, change: PolicyChange) -> Result<Spec, Failure> {
+    let old = spec.egress.clone().unwrap_or_default();
+    let rules = match change {
+        PolicyChange::Replace(rules) => rules,
+        PolicyChange::Add(new) => {
+            let kept = old.all_rules().into_iter().filter(|rule| !new.iter().any(|one| one.to == rule.to));
+            new.iter().cloned().chain(kept).collect()
+        }
+    };
+    check(&rules)?;
+    let mut env = spec.env.clone();
+    if spec.egress.is_none() && spec.role == BodyRole::Work {
+        // Programs find the proxy by these variables from the next start on.
+        env = proxy_env().into_iter().chain(env).collect();
+    }
+    let egress = Egress { rules, generation: old.generation + 1, ..Egress::default() };
+    Ok(Spec { egress: Some(egress), env, ..spec.clone() })
+}
+
+/// The state of a policy. `applied` is none if no egress process runs, and holds none if it does not answer.
+fn state(spec: &Spec, applied: Option<Option<ProcessAnswer>>) -> NetworkState {
+    let egress = spec.egress.clone().unwrap_or_default();
+    let answer = applied.as_ref().and_then(Option::as_ref);
+    let in_force = match &applied {
+        None => PolicyForce::AtNextStart,
+        Some(Some(answer)) if answer.generation == egress.generation => PolicyForce::Now,
+        Some(_) => PolicyForce::AtRestart,
+    };
+    NetworkState {
+        id: spec.id.clone(),
+        policy: spec.egress.is_some(),
+        rules: egress.all_rules(),
+        generation: egress.generation,
+        in_force,
+        open: answer.map(|answer| answer.open),
+        closed: answer.map(|answer| answer.closed).filter(|closed| *closed > 0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn spec(egress: Option<Egress>) -> Spec {
+        let spec = json!({
+            "v": 1, "id": "k3v9", "created_at": "2026-01-01T00:00:00Z", "layer": "process", "template": "host",
+            "limits": { "memory": 536870912, "cpu_milli": 1000, "pids": 256, "disk": 1073741824, "files": 1024,
+                "inodes": 65536, "output": 1048576, "wall_ms": null }, "user": "user", "network": "closed", "life": "kept",
+            "ids": { "users": [], "groups": [] },
+        });
+        Spec { egress, ..serde_json::from_value(spec).unwrap() }
+    }
+
+    fn shown(spec: &Spec) -> Vec<String> {
+        spec.egress.iter().flat_map(Egress::all_rules).map(|rule| rule.shown()).collect()
+    }
+
+    #[test]
+    fn a_new_rule_takes_the_place_of_one_about_the_same_target() {
+        let old = Egress { allow: vec!["a.test:443".into()], ..Egress::default() };
+        let add = |spec: &Spec, rule| changed(spec, PolicyChange::Add(vec![rule]));
+        let one = add(&spec(Some(old)), EgressRule::deny("a.test:443")).unwrap();
+        assert_eq!(shown(&one), ["deny a.test:443"]);
+        let two = add(&one, EgressRule::allow("b.test:443").because("x")).unwrap();
+        assert_eq!(shown(&two), ["allow b.test:443 (x)", "deny a.test:443"]);
+        assert_eq!(two.egress.as_ref().unwrap().generation, 2);
+        let three = changed(&two, PolicyChange::Replace(Vec::new())).unwrap();
+        assert_eq!((shown(&three), three.egress.unwrap().generation), (Vec::new(), 3));
+        assert!(add(&one, EgressRule::allow("https://b.test")).is_err());
+    }
+
+    #[test]
+    fn a_body_without_a_policy_gets_the_variables_of_the_proxy() {
+        let new = changed(&spec(None), PolicyChange::Add(vec![EgressRule::allow("a.test")])).unwrap();
+        assert_eq!(new.env.get("https_proxy"), proxy_env().get("https_proxy"));
+        assert_eq!(state(&new, None).in_force, PolicyForce::AtNextStart);
+    }
+
+    #[test]
+    fn a_policy_counts_when_the_process_has_its_number() {
+        let spec = spec(Some(Egress { generation: 2, ..Egress::default() }));
+        let force = |generation| {
+            let applied = ProcessAnswer { generation, open: 1, closed: 0 };
+            state(&spec, Some(Some(applied))).in_force
+        };
+        assert_eq!((force(2), force(1)), (PolicyForce::Now, PolicyForce::AtRestart));
+        assert_eq!(state(&spec, Some(None)).in_force, PolicyForce::AtRestart);
+    }
+}
