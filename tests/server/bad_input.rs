@@ -13,10 +13,12 @@ server_test! {
         let headers = [("X-API-KEY", server.key.as_str())];
         let post = |body: &[u8]| client::ask(server.address, "POST", "/v2/sandboxes", &headers, body).unwrap();
         let large = vec![b' '; 2 << 20];
-        let cases: [(&[u8], u16); 14] = [
+        let cases: [(&[u8], u16); 16] = [
             (b"", 400),
             (b"{", 400),
             (b"[]", 400),
+            (br#"["host"]"#, 400),
+            (br#"{"templateID":"host","autoResume":[true]}"#, 400),
             (b"\xff\xfe", 400),
             (b"{}", 400),
             (br#"{"templateID":7}"#, 400),
@@ -87,11 +89,35 @@ server_test! {
         broken.write_all(format!("{head}\r\n5\r\n{{\"te").as_bytes()).unwrap();
         broken.shutdown(std::net::Shutdown::Write).unwrap();
         assert_eq!(client::read(broken).unwrap().expect(400).json()["message"], "the request's body broke off");
-        for garbage in ["GARBAGE\r\n\r\n", "GET / HTTP/9.9\r\n\r\n", "\0\0\0\0\r\n\r\n"] {
-            let mut stream = client::dial(server.address);
-            stream.write_all(garbage.as_bytes()).unwrap();
-            let _ = client::read(stream);
+        assert_eq!(server.get("/v2/sandboxes").json().as_array().unwrap().len(), 1);
+    }
+}
+
+server_test! {
+    /// No route of either API takes an array for an object.
+    fn arrays_are_no_objects(pal) {
+        let server = TestServer::start(pal);
+        let body = server.create(json!({})).id;
+        let document = server.get("/openapi.json").expect(200).json();
+        let mut routes = vec![
+            ("POST".to_owned(), "/sandboxes".to_owned()), ("POST".into(), "/v2/sandboxes".into()), ("POST".into(), "/v2/templates".into()),
+            ("POST".into(), "/v3/templates".into()), ("POST".into(), "/templates/tags".into()), ("DELETE".into(), "/templates/tags".into()),
+            ("PUT".into(), format!("/sandboxes/{body}/network")),
+        ];
+        routes.extend(["connect", "resume", "timeout", "refreshes", "pause", "fork", "snapshots"].map(|verb| ("POST".to_owned(), format!("/sandboxes/{body}/{verb}"))));
+        for (path, methods) in document["paths"].as_object().unwrap() {
+            let of_json = |about: &Value| about["requestBody"]["content"].get("application/json").is_some();
+            let methods = methods.as_object().unwrap().iter().filter(|(_, about)| of_json(about));
+            routes.extend(methods.map(|(method, _)| (method.to_uppercase(), path.replace("{id}", &body).replace(['{', '}'], ""))));
+        }
+        assert!(routes.len() > 20, "{routes:?}");
+        for (method, path) in routes {
+            for array in [json!([]), json!(["x"]), json!(["x", "admin"]), json!([1, 2]), json!([null])] {
+                let answer = server.ask(&method, &path, array.clone());
+                assert!((400..500).contains(&answer.status), "{method} {path} {array}: {} {}", answer.status, answer.text());
+            }
         }
         assert_eq!(server.get("/v2/sandboxes").json().as_array().unwrap().len(), 1);
+        assert_eq!(server.get("/v1/keys").expect(200).json()["items"].as_array().unwrap().len(), 1, "no key was made");
     }
 }

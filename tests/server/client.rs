@@ -115,6 +115,27 @@ pub fn read(mut stream: TcpStream) -> std::io::Result<HttpAnswer> {
     Ok(HttpAnswer { status, headers, body, whole: whole && ended.is_ok() })
 }
 
+/// Reads one answer with a length from a connection that goes on, and whether the server will close it.
+pub fn read_next(stream: &mut TcpStream) -> std::io::Result<HttpAnswer> {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        let mut byte = [0];
+        stream.read_exact(&mut byte)?;
+        head.push(byte[0]);
+    }
+    let head = String::from_utf8_lossy(&head).into_owned();
+    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap();
+    let headers: Vec<(String, String)> = head
+        .lines()
+        .filter_map(|line| line.split_once(": "))
+        .map(|(name, value)| (name.into(), value.into()))
+        .collect();
+    let length = headers.iter().find(|(name, _)| name.eq_ignore_ascii_case("content-length"));
+    let mut body = vec![0; length.map_or(0, |(_, value)| value.parse().unwrap())];
+    stream.read_exact(&mut body)?;
+    Ok(HttpAnswer { status, headers, body, whole: true })
+}
+
 fn unchunk(mut rest: &[u8]) -> (Vec<u8>, bool) {
     let mut body = Vec::new();
     loop {

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use crate::{
     client,
     native::{ask_as, create, key},
+    ports::{ECHO, PORT},
     server::TestServer,
     server_test,
 };
@@ -129,20 +130,71 @@ server_test! {
     }
 }
 
+/// Calls curl with the certificate of an authority; returns what it prints.
+fn curl(authority: &std::path::Path, args: &[&str]) -> String {
+    let mut curl = std::process::Command::new("curl");
+    let asked = curl
+        .args(["--silent", "--show-error", "--noproxy", "*", "--cacert"])
+        .arg(authority)
+        .args(args)
+        .output()
+        .unwrap();
+    assert!(asked.status.success(), "{args:?}: {}", String::from_utf8_lossy(&asked.stderr));
+    String::from_utf8_lossy(&asked.stdout).into_owned()
+}
+
 server_test! {
-    /// TLS with a self-signed certificate, which survives a restart.
+    /// TLS with a certificate of the server's own authority, which survives a restart and is good for its names alone.
     fn a_certificate_of_our_own_making(pal) {
+        let authority = pal.data().join("tls-ca.pem");
+        let mut before = None;
         for _ in 0..2 {
-            let server = TestServer::start_with(pal, &["--listen", "127.0.0.1:0", "--tls"]);
-            let url = format!("https://127.0.0.1:{}/health", server.address.port());
-            let certificate = pal.data().join("tls.pem");
-            let mut curl = std::process::Command::new("curl");
-            let asked = curl.args(["--silent", "--show-error", "--output", "/dev/null", "--write-out", "%{http_code}", "--cacert"]).arg(&certificate).arg(&url).output().unwrap();
-            assert_eq!(String::from_utf8_lossy(&asked.stdout), "204", "{}", String::from_utf8_lossy(&asked.stderr));
+            let server = TestServer::start_with(pal, &["--listen", "127.0.0.1:0", "--tls", "--domain", "pal.test"]);
+            assert_eq!(server.told["certificate"], authority.to_str().unwrap());
+            let port = server.address.port();
+            for host in ["127.0.0.1", "localhost", "api.pal.test", "8000-abc.pal.test"] {
+                let told = curl(&authority, &["--resolve", &format!("{host}:{port}:127.0.0.1"), "--write-out", "%{http_code} %{http_version}", "--output", "/dev/null", &format!("https://{host}:{port}/health")]);
+                assert_eq!(told, if host.starts_with("8000") { "502 2" } else { "204 2" }, "{host}");
+            }
+            let older = curl(&authority, &["--http1.1", "--write-out", "%{http_code} %{http_version}", "--output", "/dev/null", &format!("https://127.0.0.1:{port}/health")]);
+            assert_eq!(older, "204 1.1");
             let plain = client::ask(server.address, "GET", "/health", &[], b"");
             assert!(plain.is_err(), "plain text is not answered: {plain:?}");
+            let now = std::fs::read_to_string(&authority).unwrap();
+            assert!(before.replace(now.clone()).is_none_or(|before| before == now), "clients trust it once");
         }
-        let before = std::fs::metadata(pal.data().join("tls.key")).unwrap();
-        assert_eq!(std::os::unix::fs::PermissionsExt::mode(&before.permissions()) & 0o777, 0o600);
+        for file in ["tls.key", "tls-ca.key"] {
+            let key = std::fs::metadata(pal.data().join(file)).unwrap();
+            assert_eq!(std::os::unix::fs::PermissionsExt::mode(&key.permissions()) & 0o777, 0o600);
+        }
+        let openssl = |args: &[&str]| {
+            let ran = std::process::Command::new("openssl").args(args).current_dir(pal.data()).output().unwrap();
+            (ran.status.success(), String::from_utf8_lossy(&ran.stdout).into_owned())
+        };
+        let strict = openssl(&["verify", "-x509_strict", "-purpose", "sslserver", "-CAfile", "tls-ca.pem", "tls.pem"]);
+        assert!(strict.0, "{}", strict.1);
+        let shown = openssl(&["x509", "-in", "tls-ca.pem", "-noout", "-subject", "-ext", "nameConstraints"]).1;
+        assert!(shown.contains("CN = Palisade at ") && shown.contains("DNS:pal.test") && !shown.contains("*"), "{shown}");
+    }
+}
+
+server_test! {
+    /// Over HTTP/2 a client drives a sandbox and reaches its ports as over HTTP/1.1.
+    fn a_sandbox_over_http_2(pal) {
+        let server = TestServer::start_with(pal, &["--listen", "127.0.0.1:0", "--tls", "--domain", "pal.test"]);
+        let (authority, port) = (pal.data().join("tls-ca.pem"), server.address.port());
+        let key = format!("X-API-KEY: {}", server.key);
+        let resolve = |host: &str| format!("{host}:{port}:127.0.0.1");
+        let made = curl(&authority, &["--resolve", &resolve("api.pal.test"), "--header", &key, "--json", r#"{"templateID":"host"}"#, &format!("https://api.pal.test:{port}/v2/sandboxes")]);
+        let made: Value = serde_json::from_str(&made).unwrap();
+        assert_eq!(made["domain"], format!("pal.test:{port}"));
+        let id = made["sandboxID"].as_str().unwrap();
+        let started = pal.feed(["exec", id, "--", "sh", "-c", "cat >echo.py; python3 echo.py >/dev/null 2>&1 &"], ECHO.as_bytes());
+        assert!(started.status.success(), "{started:?}");
+        let host = format!("{PORT}-{id}.pal.test");
+        let ask = || curl(&authority, &["--resolve", &resolve(&host), "--header", "X-MiXed: 1", "--header", &key, "--write-out", " %{http_version}", &format!("https://{host}:{port}/path")]);
+        let echoed = testkit::wait::blocking(std::time::Duration::from_secs(15), "the port is open", || Some(ask()).filter(|told| told.contains("GET /path")));
+        assert!(echoed.contains(&format!("Host: {host}:{port}")) && echoed.contains("X-Mixed: 1") && echoed.ends_with(" 2"), "{echoed}");
+        assert!(!echoed.contains(&server.key), "{echoed}");
     }
 }

@@ -53,6 +53,51 @@ server_test! {
 }
 
 server_test! {
+    /// The routes behave as `pal ps`, `pal limit` and `pal suspend` do.
+    fn a_running_body_shows_its_processes_and_takes_other_limits(pal) {
+        let server = TestServer::start(pal);
+        let id = create(&server, json!({ "name": "web" }));
+        server.ask("POST", "/v1/bodies/web/exec", json!({ "argv": ["sh", "-c", "setsid sleep 4321 >/dev/null 2>&1 &"] })).expect(200);
+        let list = server.get("/v1/bodies/web/processes").expect(200).json();
+        let is_sleeper = |process: &Value| process["command"].as_array().is_some_and(|command| command.contains(&json!("4321")));
+        assert!(list["items"].as_array().unwrap().iter().any(is_sleeper), "{list}");
+        assert_eq!(list["left_out"], 0);
+
+        let path = format!("/v1/bodies/{id}/limits");
+        let changed = server.ask("PATCH", &path, json!({ "pids": 1234, "wall_ms": 3_600_000 })).expect(200).json();
+        assert_eq!((&changed["body"]["limits"]["pids"], &changed["body"]["limits"]["wall_ms"]), (&json!(1234), &json!(3_600_000)), "{changed}");
+        assert_eq!(server.get("/v1/bodies/web").expect(200).json()["limits"]["pids"], 1234, "it is kept");
+        for bad in [json!({}), json!({ "files": 64 }), json!({ "memory_bytes": 1 }), json!({ "wall_ms": 1u64 << 63 }), json!([1])] {
+            server.ask("PATCH", &path, bad).expect(400);
+        }
+        let said = server.ask("POST", "/v1/bodies/web/suspend", Value::Null).json();
+        assert!(said["message"].as_str().unwrap().contains("memory"), "only a microVM can be suspended: {said}");
+    }
+}
+
+server_test! {
+    /// `/` says what this is, as a page or as JSON; on loopback the API's description needs no key.
+    fn the_first_page_leads_on(pal) {
+        let server = TestServer::start(pal);
+        let get = |path: &str, accept: &str| client::ask(server.address, "GET", path, &[("Accept", accept)], b"").unwrap().expect(200);
+        let page = get("/", "text/html,application/xhtml+xml,*/*;q=0.8");
+        assert!(page.header("content-type").unwrap().starts_with("text/html"));
+        assert!(page.text().contains("Palisade") && page.text().contains("href=\"/openapi.json\""));
+        let said = get("/", "*/*").json();
+        assert_eq!((&said["name"], &said["openapi"]), (&json!("Palisade"), &json!("/openapi.json")));
+        let document = get("/openapi.json", "*/*").json();
+        assert_eq!(document["info"]["title"], "Palisade");
+        assert_eq!(client::ask(server.address, "GET", "/v1/version", &[], b"").unwrap().status, 401, "the routes still need one");
+        drop(server);
+        // Other hosts may reach this one.
+        let server = TestServer::start_with(pal, &["--listen", "0.0.0.0:0", "--insecure"]);
+        let address = (std::net::Ipv4Addr::LOCALHOST, server.address.port()).into();
+        let status = |headers: &[(&str, &str)]| client::ask(address, "GET", "/openapi.json", headers, b"").unwrap().status;
+        assert_eq!((status(&[]), status(&[("X-API-KEY", &server.key)])), (401, 200));
+    }
+}
+
+server_test! {
     /// The whole life of a Body.
     fn a_body_lives_and_ends(pal) {
         let server = TestServer::start(pal);
@@ -81,6 +126,39 @@ server_test! {
         let gone = server.get(&format!("/v1/bodies/{id}")).expect(404).json();
         assert_eq!((&gone["kind"], &gone["status"]), (&json!("not_found"), &json!(404)));
         assert!(!gone["hints"].as_array().unwrap().is_empty());
+    }
+}
+
+server_test! {
+    /// A name is taken wherever an id is, and means nothing to a key that does not see its Body.
+    fn a_name_stands_for_an_id_in_every_path(pal) {
+        let server = TestServer::start(pal);
+        let (_, secret) = key(&server, json!({ "name": "mine", "scope": "run" }));
+        let mine = |method: &str, path: &str, body: Value| ask_as(&server, &secret, method, path, body);
+        let id = mine("POST", "/v1/bodies", json!({ "name": "my-web" })).expect(201).json()["id"].clone();
+        let body = mine("GET", "/v1/bodies/my-web", Value::Null).expect(200).json();
+        assert_eq!((&body["id"], &body["name"]), (&id, &json!("my-web")));
+        let ran = mine("POST", "/v1/bodies/my-web/exec", json!({ "argv": ["echo", "hello"] })).expect(200).json();
+        assert_eq!(ran["stdout"], "hello\n");
+        mine("PUT", "/v1/bodies/my-web/files?path=/home/user/x", Value::Null).expect(204);
+        assert!(mine("GET", "/v1/events?body=my-web", Value::Null).expect(200).text().contains("exec.started"));
+        let forks = mine("POST", "/v1/bodies/my-web/fork", json!({ "count": 2, "name": "twin" })).expect(201).json();
+        assert_eq!((&forks["items"][0]["name"], &forks["items"][1]["name"]), (&json!("twin-1"), &json!("twin-2")));
+        // Another key neither finds the Body, nor its id, nor gets the name.
+        let (_, other) = key(&server, json!({ "name": "other", "scope": "run" }));
+        for path in ["/v1/bodies/my-web", "/v1/bodies/twin-1/logs", "/v1/events?body=my-web"] {
+            let refused = ask_as(&server, &other, "GET", path, Value::Null).expect(404).text();
+            assert!(!refused.contains(id.as_str().unwrap()), "{refused}");
+        }
+        let taken = ask_as(&server, &other, "POST", "/v1/bodies", json!({ "name": "my-web" })).expect(409).text();
+        assert!(!taken.contains(id.as_str().unwrap()), "{taken}");
+        for odd in ["My", "-a", "a_b", ""] {
+            assert_eq!(mine("POST", "/v1/bodies", json!({ "name": odd })).expect(400).json()["kind"], "usage", "{odd}");
+        }
+        for name in ["my-web", "twin-1", "twin-2"] {
+            mine("DELETE", &format!("/v1/bodies/{name}?force=true"), Value::Null).expect(204);
+        }
+        mine("GET", "/v1/bodies/my-web", Value::Null).expect(404);
     }
 }
 

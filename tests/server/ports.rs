@@ -14,9 +14,10 @@ use crate::{
     server_test,
 };
 
-const PORT: u16 = 18080;
+/// The port of the echo server.
+pub const PORT: u16 = 18080;
 /// A server that echoes each request, and echoes bytes after an upgrade.
-const ECHO: &str = r#"
+pub const ECHO: &str = r#"
 import http.server
 class Echo(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
@@ -26,13 +27,15 @@ class Echo(http.server.BaseHTTPRequestHandler):
             while (data := self.connection.recv(4096)): self.connection.sendall(data)
             self.close_connection = True; return
         text = (self.requestline + "\n" + str(self.headers)).encode()
-        self.send_response(200); self.send_header("Content-Length", str(len(text))); self.end_headers(); self.wfile.write(text)
+        self.send_response(200); self.send_header("Content-Length", str(len(text))); self.send_header("x-loWer-and-UPPER", "1")
+        self.end_headers(); self.wfile.write(text)
     def do_POST(self):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         self.send_response(200); self.send_header("Content-Length", str(len(body))); self.end_headers(); self.wfile.write(body)
 http.server.ThreadingHTTPServer(("127.0.0.1", 18080), Echo).serve_forever()
 "#;
 
+/// Starts the echo server in a sandbox, and waits until its port is open.
 fn serve_inside(server: &TestServer, sandbox: &Sandbox, headers: &[(&str, &str)]) {
     server.write(sandbox, "echo.py", ECHO).unwrap().expect(200);
     server.run(sandbox, "python3 echo.py >/dev/null 2>&1 &").unwrap().expect(200);
@@ -55,6 +58,41 @@ server_test! {
         let host = format!("{PORT}-{}.localhost:{}", made.id, server.address.port());
         let named = client::ask(server.address, "GET", "/named", &[("Host", &host)], b"").unwrap().expect(200).text();
         assert!(named.contains("GET /named"), "{named}");
+    }
+}
+
+server_test! {
+    /// Names of headers keep their case in both directions, and a program sees the host that its lease sets.
+    fn headers_pass_as_they_came(pal) {
+        let server = TestServer::start(pal);
+        let made = server.create(json!({ "network": { "maskRequestHost": "masked.test:${PORT}" } }));
+        serve_inside(&server, &made, &[]);
+        let answer = server.port(&made, PORT, "GET", "/", &[("X-MiXed-case", "1"), ("lower", "2"), ("UPPER", "3")], b"").unwrap().expect(200);
+        let said = answer.text();
+        for line in ["X-MiXed-case: 1", "lower: 2", "UPPER: 3", "E2b-Sandbox-Id: ", &format!("Host: masked.test:{PORT}")] {
+            assert!(said.contains(&format!("\n{line}")), "{line}: {said}");
+        }
+        let names: Vec<&str> = answer.headers.iter().map(|(name, _)| name.as_str()).collect();
+        assert!(names.contains(&"x-loWer-and-UPPER") && names.contains(&"Content-Length"), "{names:?}");
+    }
+}
+
+server_test! {
+    /// A key of the server reaches no program in a Body, whichever header has it; keys of others pass.
+    fn keys_stay_outside(pal) {
+        let server = TestServer::start(pal);
+        let made = server.create(json!({}));
+        serve_inside(&server, &made, &[]);
+        let (other, bearer) = (format!("e2b_{}", "0".repeat(40)), format!("Bearer {}", server.key));
+        let headers = [
+            ("Authorization", bearer.as_str()), ("X-API-Key", &other), ("Sec-WebSocket-Protocol", &format!("palisade, key.{}", server.key)),
+            ("Cookie", &format!("session={}", server.key)), ("X-Mine", "kept"),
+        ];
+        let said = server.port(&made, PORT, "GET", "/", &headers, b"").unwrap().expect(200).text();
+        assert!(said.contains("X-Mine: kept") && said.contains(&format!("X-API-Key: {other}")), "the rest passes: {said}");
+        assert!(!said.contains(&server.key), "{said}");
+        let theirs = server.port(&made, PORT, "GET", "/", &[("Authorization", "Bearer theirs")], b"").unwrap().expect(200).text();
+        assert!(theirs.contains("Authorization: Bearer theirs"), "{theirs}");
     }
 }
 

@@ -22,6 +22,8 @@ pub struct TestServer {
     child: Child,
     pub address: SocketAddr,
     pub key: String,
+    /// The line that it printed at its start.
+    pub told: Value,
     data: PathBuf,
 }
 
@@ -47,7 +49,12 @@ impl TestServer {
         let said: Value = serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line:?}"));
         let address = said["url"].as_str().unwrap().split_once("://").unwrap().1.parse().unwrap();
         let key = std::fs::read_to_string(pal.data().join("serve.key")).unwrap().trim().to_owned();
-        Self { child, address, key, data: pal.data() }
+        Self { child, address, key, told: said, data: pal.data() }
+    }
+
+    /// `kill -9`, without waiting.
+    pub fn kill_now(&self) {
+        pal::signal(&self.child, Signal::KILL);
     }
 
     /// `kill -9`.

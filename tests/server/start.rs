@@ -21,6 +21,23 @@ server_test! {
 }
 
 server_test! {
+    /// A first start that cannot listen creates no key; the next one does, and says where it is.
+    fn a_start_on_a_busy_port_makes_no_key(pal) {
+        let busy = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = busy.local_addr().unwrap();
+        let failed = pal.line(&format!("serve --listen {address}"));
+        assert!(failed.code == 125 && failed.talk.contains("cannot listen"), "{failed:?}");
+        let file = pal.data().join("serve.key");
+        assert!(!file.exists());
+        assert_eq!(pal.ok("keys ls --json"), "");
+        drop(busy);
+        let server = TestServer::start_with(pal, &["--listen", &address.to_string()]);
+        assert_eq!(server.told["secret"], server.key.as_str());
+        assert_eq!(server.told["secret_file"], file.to_str().unwrap());
+    }
+}
+
+server_test! {
     /// Without a valid key a client gets only an error in JSON, and the refusal is in the log.
     fn nobody_gets_in_without_a_key(pal) {
         let server = TestServer::start(pal);

@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// Runs as the user of the suite, if that user has the ids for a root file system.
-fn check(test: impl Fn(&Pal)) {
+pub fn check(test: impl Fn(&Pal)) {
     if testkit::is_root() {
         pal::check(test);
     } else {
@@ -24,7 +24,8 @@ fn check(test: impl Fn(&Pal)) {
     }
 }
 
-fn import(pal: &Pal) {
+/// Imports the template `small`.
+pub fn import(pal: &Pal) {
     let file = pal.dir().join("small.tar");
     std::fs::File::create(&file).unwrap().write_all(&roots::small()).unwrap();
     pal.ok(&format!("templates import small {} --sudo", file.display()));
@@ -40,7 +41,8 @@ fn ask(server: &TestServer, name: &str) -> (String, String) {
     (asked["templateID"].as_str().unwrap().to_owned(), asked["buildID"].as_str().unwrap().to_owned())
 }
 
-fn status(server: &TestServer, (template, build): &(String, String), offset: usize) -> Value {
+/// The status of a build, with its log from a line on.
+pub fn status(server: &TestServer, (template, build): &(String, String), offset: usize) -> Value {
     server
         .get(&format!("/templates/{template}/builds/{build}/status?logsOffset={offset}&limit=100"))
         .expect(200)

@@ -6,13 +6,15 @@ use std::{
     time::{Duration, Instant},
 };
 
+use bridge::{AgentHost, Agents, HostSettings};
 use fleet::Fleet;
 use proto::{Failure, Kind};
 use tokio::sync::Semaphore;
 
 use crate::{
-    ServerConfig, audit::AuditCounter, exec_tasks::ExecTasks, idempotency::RequestSlots, keys::KeyStore,
-    lease_expiry::LeaseTimer, streams::OpenStreams, usage_history::UsageHistories, v1::Services,
+    ServerConfig, agents::AgentService, audit::AuditCounter, exec_tasks::ExecTasks,
+    idempotency::RequestSlots, keys::KeyStore, lease_expiry::LeaseTimer, streams::OpenStreams,
+    usage_history::UsageHistories, v1::Services,
 };
 
 /// Blocking operations on Bodies that may run at the same time; each has a thread.
@@ -26,7 +28,8 @@ pub struct App(Arc<AppState>);
 
 #[derive(Debug)]
 struct AppState {
-    fleet: Fleet,
+    fleet: Arc<Fleet>,
+    agents: AgentService,
     keys: KeyStore,
     config: ServerConfig,
     address: SocketAddr,
@@ -46,8 +49,16 @@ impl App {
     pub(crate) fn new(fleet: Fleet, keys: KeyStore, config: ServerConfig, address: SocketAddr) -> Self {
         let services = Services::default();
         services.limits().bound(&config.bounds);
+        let fleet = Arc::new(fleet);
+        let settings = HostSettings {
+            config: config.agents.directory.clone(),
+            variables: config.agents.variables.clone(),
+            person: config.git_identity.clone(),
+        };
+        let host = AgentHost::new(Agents::new(Arc::clone(&fleet)), settings);
         Self(Arc::new(AppState {
             fleet,
+            agents: AgentService::new(host, &config.bounds),
             keys,
             config,
             address,
@@ -68,6 +79,11 @@ impl App {
         &self.0.fleet
     }
 
+    /// The agents, and the tasks that drive them.
+    pub(crate) fn agents(&self) -> &AgentService {
+        &self.0.agents
+    }
+
     /// The API keys.
     pub fn keys(&self) -> &KeyStore {
         &self.0.keys
@@ -86,6 +102,16 @@ impl App {
     /// The URL scheme, `http` or `https`.
     pub fn scheme(&self) -> &'static str {
         if self.config().tls == crate::Tls::Off { "http" } else { "https" }
+    }
+
+    /// The domain that clients put `<port>-<body>.` before, with the port of the server unless that is the usual one.
+    pub fn public_domain(&self) -> String {
+        let config = self.config();
+        match self.address().port() {
+            _ if config.domain != config.domain_name() => config.domain.clone(),
+            80 | 443 => config.domain.clone(),
+            port => format!("{}:{port}", config.domain),
+        }
     }
 
     /// When the server started.

@@ -1,8 +1,16 @@
 //! The configuration of a server.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    net::{Ipv4Addr, SocketAddr},
+    path::PathBuf,
+    sync::Arc,
+};
 
-use fleet::{PrivateAddresses, RegistryAccess};
+use bridge::VariableLookup;
+use fleet::{GitIdentity, Image, ImageResolver, PrivateAddresses, RegistryAccess};
+use proto::Failure;
 
 use crate::{ServerBounds, Telemetry, Tls};
 
@@ -18,7 +26,8 @@ pub struct ServerConfig {
     pub listen: SocketAddr,
     /// Whether callers on other hosts may connect.
     pub exposure: Exposure,
-    /// The domain of ports of Bodies: `<port>-<body>.<domain>`.
+    /// The domain of ports of Bodies: `<port>-<body>.<domain>`; with a port number if clients connect to another
+    /// port than the server's own.
     pub domain: String,
     /// Limits for all callers together.
     pub bounds: ServerBounds,
@@ -26,10 +35,44 @@ pub struct ServerConfig {
     pub tls: Tls,
     /// The registries that image builds may pull from, besides public ones.
     pub registries: RegistryAccess,
+    /// Whether keys of scope `run` may give Bodies a network.
+    pub internet: InternetAccess,
     /// Host names that commands of builds may reach.
     pub build_allow: Vec<String>,
+    /// Environment variables of every new Body, unless its template or its request sets them.
+    pub body_env: BTreeMap<String, String>,
     /// The OpenTelemetry collector, if there is one.
     pub telemetry: Option<Telemetry>,
+    /// The identity and settings of the operator's git, for repositories of this host.
+    pub git_identity: GitIdentity,
+    /// Resolves the images that a repository's devcontainer.json names.
+    pub images_of_repositories: ImageResolver,
+    /// The settings of agents.
+    pub agents: AgentConfig,
+}
+
+/// The operator's settings of agents.
+#[derive(Clone)]
+pub struct AgentConfig {
+    /// The configuration directory: `models.toml`, `scripts/`, `rules.toml`, `roles/`, `plans/`, `skills/`, `AGENTS.md`.
+    pub directory: PathBuf,
+    /// The environment, for the keys of models.
+    pub variables: VariableLookup,
+}
+
+impl fmt::Debug for AgentConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AgentConfig").field("directory", &self.directory).finish_non_exhaustive()
+    }
+}
+
+/// Whether keys of scope `run`, and E2B's clients, may give Bodies a network. Admin keys always may.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum InternetAccess {
+    /// They may not: their Bodies reach only themselves.
+    Denied,
+    /// They may, to public targets.
+    Allowed,
 }
 
 /// Whether callers on other hosts may connect.
@@ -52,8 +95,28 @@ impl ServerConfig {
             bounds: ServerBounds::default(),
             tls: Tls::Off,
             registries: RegistryAccess { inside: PrivateAddresses::Refused, ..RegistryAccess::default() },
+            internet: InternetAccess::Denied,
             build_allow: fleet::registries(),
+            body_env: BTreeMap::new(),
             telemetry: None,
+            git_identity: GitIdentity {
+                home: "/nonexistent".into(),
+                path: "/usr/local/bin:/usr/bin:/bin".into(),
+                env: Default::default(),
+            },
+            images_of_repositories: public_image,
+            agents: AgentConfig { directory: "/nonexistent".into(), variables: Arc::new(|_| None) },
         }
     }
+
+    /// The domain of ports without a port number: what certificates and host names contain.
+    pub fn domain_name(&self) -> &str {
+        self.domain.split_once(':').map_or(&self.domain, |(name, _)| name)
+    }
+}
+
+/// An image of a public registry, without credentials.
+fn public_image(reference: &str) -> Result<Image, Failure> {
+    let reach = RegistryAccess { inside: PrivateAddresses::Refused, ..RegistryAccess::default() };
+    Ok(Image { reach, ..Image::new(reference) })
 }

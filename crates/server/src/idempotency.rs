@@ -60,11 +60,14 @@ pub struct KeyedRequest {
 }
 
 /// The Body that a request created; locked while the request is in progress.
-type RequestSlot = OwnedMutexGuard<Option<BodyId>>;
+pub type RequestSlot = OwnedMutexGuard<Option<BodyId>>;
+
+/// The slot of a request that several tasks may wait for.
+type SharedSlot = Arc<tokio::sync::Mutex<Option<BodyId>>>;
 
 /// Requests that are in progress or ended recently. Clones share them.
 #[derive(Debug, Clone, Default)]
-pub struct RequestSlots(Arc<Mutex<HashMap<String, Arc<tokio::sync::Mutex<Option<BodyId>>>>>>);
+pub struct RequestSlots(Arc<Mutex<HashMap<String, SharedSlot>>>);
 
 impl KeyedRequest {
     /// The request of `caller` with the contents `said`, if it has a key.
@@ -81,6 +84,28 @@ impl KeyedRequest {
     /// The mark that the created Body's lease holds.
     pub fn mark(&self) -> String {
         format!("{}:{}", self.name, self.says)
+    }
+
+    /// Whether a mark is that of this request. It is an error if the caller used the key for another one.
+    pub fn is_marked(&self, mark: Option<&str>) -> Result<bool, IdempotencyError> {
+        match mark.and_then(|mark| mark.split_once(':')) {
+            Some((name, says)) if name == self.name && says != self.says => {
+                Err(IdempotencyError::OtherRequest)
+            }
+            Some((name, _)) => Ok(name == self.name),
+            None => Ok(false),
+        }
+    }
+
+    /// The Bodies that earlier repetitions of the request created. The caller holds the request's slot.
+    pub fn made_bodies(&self, fleet: &Fleet) -> Result<Vec<BodyId>, IdempotencyError> {
+        let mut made = Vec::new();
+        for (id, lease) in fleet.leases().all().map_err(IdempotencyError::Lookup)? {
+            if self.is_marked(lease.request.as_deref())? {
+                made.push(id);
+            }
+        }
+        Ok(made)
     }
 
     fn has_made(&self, lease: &Lease) -> bool {

@@ -9,9 +9,10 @@
 
 use std::{
     collections::BTreeMap,
-    fs, io,
+    fmt, fs, io,
     os::unix::fs::OpenOptionsExt,
     path::Path,
+    str::FromStr,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -21,14 +22,16 @@ use fleet::records::{KEYS, RecordKey, RecordTable, Records, RecordsError, Revisi
 use proto::{
     Failure, Kind,
     event::hex,
-    event_data::{KeyQuota, KeyScope},
+    event_data::{KeyCreated, KeyQuota, KeyScope},
 };
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-const FIRST: &str = "serve.key";
+/// The file in the data directory that has the first key.
+pub const FIRST: &str = "serve.key";
 const KEYS_MAX: usize = 1000;
 const NAME_LEN_MAX: usize = 64;
+const REACH_LEN_MAX: usize = 1024;
 
 /// The scope of a key. Each scope includes those before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -42,6 +45,68 @@ pub enum Scope {
     Admin,
 }
 
+/// The Bodies that a key reaches besides those that it created. As text: `own`, `all` or `label=NAME=VALUE`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum KeyReach {
+    /// No others.
+    #[default]
+    Own,
+    /// Those whose metadata has this pair.
+    Label {
+        /// The name of the pair.
+        name: String,
+        /// The value of the pair.
+        value: String,
+    },
+    /// Every Body.
+    All,
+}
+
+impl FromStr for KeyReach {
+    type Err = Failure;
+
+    fn from_str(text: &str) -> Result<Self, Failure> {
+        let label = || text.strip_prefix("label=")?.split_once('=').filter(|(name, _)| !name.is_empty());
+        match (text, label()) {
+            ("own", _) => Ok(Self::Own),
+            ("all", _) => Ok(Self::All),
+            (_, Some((name, value))) if text.len() <= REACH_LEN_MAX => {
+                Ok(Self::Label { name: name.to_owned(), value: value.to_owned() })
+            }
+            _ => Err(Failure::new(
+                Kind::Usage,
+                format!("{:?} names no Bodies that a key can reach", proto::text::visible(text)),
+            )
+            .hint("choose own, all or label=NAME=VALUE")),
+        }
+    }
+}
+
+impl fmt::Display for KeyReach {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Own => f.write_str("own"),
+            Self::All => f.write_str("all"),
+            Self::Label { name, value } => write!(f, "label={name}={value}"),
+        }
+    }
+}
+
+impl TryFrom<String> for KeyReach {
+    type Error = Failure;
+
+    fn try_from(text: String) -> Result<Self, Failure> {
+        text.parse()
+    }
+}
+
+impl From<KeyReach> for String {
+    fn from(reach: KeyReach) -> Self {
+        reach.to_string()
+    }
+}
+
 /// The caller of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Caller {
@@ -49,6 +114,40 @@ pub struct Caller {
     pub key: String,
     /// The scope of its key.
     pub scope: Scope,
+    /// The Bodies that its key reaches besides its own.
+    pub reach: KeyReach,
+}
+
+/// The rights and the name of a key that is about to be created.
+#[derive(Debug, Clone)]
+pub struct KeyTerms {
+    /// The name of the key.
+    pub name: String,
+    /// The scope of the key.
+    pub scope: Scope,
+    /// The Bodies that it reaches besides its own; `None` stands for the default of the scope: `all` for `admin`, `own`
+    /// for the others.
+    pub reach: Option<KeyReach>,
+    /// The quota of all Bodies of the key together.
+    pub quota: Quota,
+}
+
+impl KeyTerms {
+    /// A key with the default reach of its scope and without a quota.
+    pub fn new(name: &str, scope: Scope) -> Self {
+        Self { name: name.to_owned(), scope, reach: None, quota: Quota::default() }
+    }
+
+    fn reach(&self) -> Result<KeyReach, Failure> {
+        match (self.scope, &self.reach) {
+            (Scope::Admin, None | Some(KeyReach::All)) => Ok(KeyReach::All),
+            (Scope::Admin, Some(_)) => {
+                Err(Failure::new(Kind::Usage, "a key of scope admin reaches every Body")
+                    .hint("choose the scope run or read, or leave out the reach"))
+            }
+            (_, reach) => Ok(reach.clone().unwrap_or_default()),
+        }
+    }
 }
 
 /// A key that was just created. The server does not store its secret, so it cannot show it again.
@@ -69,6 +168,9 @@ pub struct KeyRecord {
     pub name: String,
     /// The scope of the key.
     pub scope: Scope,
+    /// The Bodies that the key reaches besides its own.
+    #[serde(default)]
+    pub reach: KeyReach,
     /// SHA-256 of the secret.
     pub sha256: String,
     /// When the key was created.
@@ -79,6 +181,24 @@ pub struct KeyRecord {
     /// The quota of all Bodies of this key together.
     #[serde(default)]
     pub quota: Quota,
+}
+
+impl KeyRecord {
+    /// The Bodies that the key reaches besides its own. An earlier version did not record the reach of admin keys.
+    pub fn full_reach(&self) -> KeyReach {
+        if self.scope == Scope::Admin { KeyReach::All } else { self.reach.clone() }
+    }
+
+    /// The event of the key's creation.
+    pub fn created_event(&self) -> KeyCreated {
+        KeyCreated {
+            key: self.id.clone(),
+            name: self.name.clone(),
+            scope: self.scope.into(),
+            reach: Some(self.full_reach().to_string()),
+            quota: self.quota.into(),
+        }
+    }
 }
 
 /// The quota of all Bodies of a key together; a limit that is left out does not apply.
@@ -151,7 +271,7 @@ impl KeyStore {
                 .because(error)
                 .hint("make room on the disk that holds the data directory: pal gc")
         })?;
-        keys.add(&first, "first", Scope::Admin, Quota::default())?;
+        keys.add(&first, &KeyTerms::new("first", Scope::Admin))?;
         Ok((keys, Some(first)))
     }
 
@@ -168,39 +288,35 @@ impl KeyStore {
         Ok(keys)
     }
 
-    /// Creates a key without a quota.
-    pub fn make(&self, name: &str, scope: Scope) -> Result<CreatedKey, Failure> {
-        self.make_with(name, scope, Quota::default())
-    }
-
     /// The quota of a key; none if there is no such key.
     pub fn quota(&self, id: &str) -> Option<Quota> {
         self.all().ok()?.into_iter().find(|record| record.id == id).map(|record| record.quota)
     }
 
-    /// Creates a key with a quota.
-    pub fn make_with(&self, name: &str, scope: Scope, quota: Quota) -> Result<CreatedKey, Failure> {
+    /// Creates a key.
+    pub fn make(&self, terms: &KeyTerms) -> Result<(KeyRecord, CreatedKey), Failure> {
         let made = new_key()?;
-        self.add(&made, name, scope, quota)?;
-        Ok(made)
+        Ok((self.add(&made, terms)?, made))
     }
 
-    fn add(&self, made: &CreatedKey, name: &str, scope: Scope, quota: Quota) -> Result<(), Failure> {
-        check_name(name)?;
+    fn add(&self, made: &CreatedKey, terms: &KeyTerms) -> Result<KeyRecord, Failure> {
+        check_name(&terms.name)?;
+        let reach = terms.reach()?;
         if self.all()?.len() >= KEYS_MAX {
             return Err(Failure::new(Kind::Limit, format!("there are {KEYS_MAX} keys already")));
         }
         let record = KeyRecord {
             id: made.id.clone(),
-            name: name.to_owned(),
-            scope,
+            name: terms.name.clone(),
+            scope: terms.scope,
+            reach,
             sha256: digest(&made.secret),
             created_at: fleet::clock::now(),
             revoked_at: None,
-            quota,
+            quota: terms.quota,
         };
         self.table().create(&key_of([&made.id])?, &record)?;
-        Ok(())
+        Ok(record)
     }
 
     /// Revokes a key.
@@ -223,7 +339,7 @@ impl KeyStore {
         let _ = self.refresh(&mut known);
         let good = |record: &&KeyRecord| record.sha256 == asked && record.revoked_at.is_none();
         let found = known.keys.values().rfind(good)?;
-        Some(Caller { key: found.id.clone(), scope: found.scope })
+        Some(Caller { key: found.id.clone(), scope: found.scope, reach: found.full_reach() })
     }
 
     /// Reads the records that changed since the last read; usually none have, and this costs one index
@@ -320,7 +436,8 @@ mod tests {
         let stored = keys.records.list(KEYS, None).unwrap().records;
         assert!(stored.len() == 1 && !stored[0].value.contains(&first.secret));
         assert_eq!(fs::read_to_string(dir.join(FIRST)).unwrap(), format!("{}\n", first.secret));
-        assert_eq!(keys.caller(&first.secret), Some(Caller { key: first.id, scope: Scope::Admin }));
+        let caller = Caller { key: first.id, scope: Scope::Admin, reach: KeyReach::All };
+        assert_eq!(keys.caller(&first.secret), Some(caller));
         assert!(open(&dir).1.is_none());
         fs::remove_dir_all(dir).unwrap();
     }
@@ -330,7 +447,7 @@ mod tests {
         let dir = dir("revoked");
         let (here, there) = (open(&dir).0, open(&dir).0);
         for _ in 0..50 {
-            let key = there.make("ci", Scope::Run).unwrap();
+            let (_, key) = there.make(&KeyTerms::new("ci", Scope::Run)).unwrap();
             assert_eq!(here.caller(&key.secret).map(|caller| caller.scope), Some(Scope::Run));
             there.revoke(&key.id).unwrap();
             assert_eq!(here.caller(&key.secret), None);
@@ -340,5 +457,33 @@ mod tests {
             assert_eq!(there.revoke(unknown).unwrap_err().kind, Kind::NotFound);
         }
         fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn a_reach_is_one_text_everywhere() {
+        let label = |name: &str, value: &str| KeyReach::Label { name: name.into(), value: value.into() };
+        for (text, reach) in [
+            ("own", KeyReach::Own),
+            ("all", KeyReach::All),
+            ("label=team=web", label("team", "web")),
+            ("label=team=a=b", label("team", "a=b")),
+            ("label=team=", label("team", "")),
+        ] {
+            assert_eq!(text.parse::<KeyReach>().unwrap(), reach, "{text}");
+            assert_eq!(serde_json::json!(reach), text);
+            assert_eq!(serde_json::from_value::<KeyReach>(text.into()).unwrap(), reach);
+        }
+        for text in ["", "ALL", "label", "label=", "label=team", "label==web", "team=web"] {
+            assert_eq!(text.parse::<KeyReach>().unwrap_err().kind, Kind::Usage, "{text}");
+        }
+    }
+
+    #[test]
+    fn an_admin_key_reaches_every_body() {
+        let terms = |scope, reach| KeyTerms { reach, ..KeyTerms::new("x", scope) };
+        assert_eq!(terms(Scope::Admin, None).reach().unwrap(), KeyReach::All);
+        assert_eq!(terms(Scope::Admin, Some(KeyReach::Own)).reach().unwrap_err().kind, Kind::Usage);
+        assert_eq!(terms(Scope::Read, None).reach().unwrap(), KeyReach::Own);
+        assert_eq!(terms(Scope::Read, Some(KeyReach::All)).reach().unwrap(), KeyReach::All);
     }
 }

@@ -17,7 +17,7 @@ use fleet::{Create, Fleet};
 use proto::{Failure, Kind, Size, Spec};
 use tokio::sync::{OwnedMutexGuard, OwnedSemaphorePermit, Semaphore};
 
-use crate::{App, Caller, keys::Quota};
+use crate::{App, Caller, agents::RequestOrigin, keys::Quota};
 
 /// The longest JSON request body.
 pub const BODY_LEN_MAX: usize = 1 << 20;
@@ -33,13 +33,33 @@ pub struct ServerBounds {
     pub making_max: usize,
     /// Open streams of one key.
     pub streams_max: usize,
+    /// Connections of one peer.
+    pub peer_connections_max: usize,
     /// Memory of the host that stays free: the server creates no Body that would leave less.
     pub memory_reserve: Size,
+    /// The largest number of agents.
+    pub agents_max: usize,
+    /// The largest number of agents that one key created.
+    pub agents_of_key_max: usize,
+    /// Agents that the server drives at the same time; more wait for their turn.
+    pub agents_driven_max: usize,
+    /// Agents of one key that the server drives at the same time.
+    pub agents_driven_of_key_max: usize,
 }
 
 impl Default for ServerBounds {
     fn default() -> Self {
-        Self { bodies_max: 2000, making_max: 16, streams_max: 1024, memory_reserve: Size::mib(256) }
+        Self {
+            bodies_max: 2000,
+            making_max: 16,
+            streams_max: 1024,
+            peer_connections_max: 2048,
+            memory_reserve: Size::mib(256),
+            agents_max: 10_000,
+            agents_of_key_max: 2000,
+            agents_driven_max: 256,
+            agents_driven_of_key_max: 128,
+        }
     }
 }
 
@@ -123,8 +143,13 @@ impl LimitTracker {
         all
     }
 
-    fn refuse(&self, why: &'static str, failure: Failure) -> Failure {
+    /// Counts a refusal.
+    pub fn note_refusal(&self, why: &'static str) {
         *held(&self.refused).entry(why).or_default() += 1;
+    }
+
+    fn refuse(&self, why: &'static str, failure: Failure) -> Failure {
+        self.note_refusal(why);
         failure
     }
 
@@ -209,6 +234,16 @@ impl QuotaShare {
 
 /// Admits the creation of a Body, or refuses it with the reason and the time to retry.
 pub async fn admit(app: &App, caller: &Caller, create: &Create) -> Result<CreatePermit, Failure> {
+    admit_many(app, caller, create, 1).await
+}
+
+/// Admits several Bodies of one request, or refuses them with the reason and the time to retry.
+pub async fn admit_many(
+    app: &App,
+    caller: &Caller,
+    create: &Create,
+    count: u32,
+) -> Result<CreatePermit, Failure> {
     let limits = app.fleet().creator().limits(create)?;
     let share = QuotaShare {
         bodies: 1,
@@ -216,7 +251,7 @@ pub async fn admit(app: &App, caller: &Caller, create: &Create) -> Result<Create
         memory_bytes: limits.memory.0,
         disk_bytes: limits.disk.0,
     };
-    admit_share(app, caller, share).await
+    admit_share(app, caller, share.times(count)).await
 }
 
 /// Admits forks of a Body, or refuses them with the reason and the time to retry.
@@ -227,6 +262,29 @@ pub async fn admit_forks(
     count: u32,
 ) -> Result<CreatePermit, Failure> {
     admit_share(app, caller, QuotaShare::of(parent).times(count)).await
+}
+
+/// Admits new agents of a caller, or refuses them. Their Bodies are admitted on their own.
+pub async fn admit_agents(app: &App, caller: &Caller, count: usize) -> Result<(), Failure> {
+    let (agents, key) = (app.agents().agents().clone(), caller.key.clone());
+    let (all, own) = app
+        .blocking(async move |_: &Fleet| {
+            let records = agents.list()?;
+            let is_own = |origin: RequestOrigin| origin.owner == key;
+            let own = records.iter().filter(|record| RequestOrigin::of(record).is_some_and(is_own)).count();
+            Ok((records.len(), own))
+        })
+        .await?;
+    let bounds = &app.config().bounds;
+    let text = if all + count > bounds.agents_max {
+        format!("this server has {all} agents and allows at most {}", bounds.agents_max)
+    } else if own + count > bounds.agents_of_key_max {
+        format!("this key has {own} agents and may have at most {}", bounds.agents_of_key_max)
+    } else {
+        return Ok(());
+    };
+    let failure = Failure::new(Kind::Limit, text).hint("remove one that you no longer need");
+    Err(app.services().limits().refuse("agents", failure))
 }
 
 async fn admit_share(app: &App, caller: &Caller, share: QuotaShare) -> Result<CreatePermit, Failure> {

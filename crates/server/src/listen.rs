@@ -1,52 +1,41 @@
-//! Incoming connections: the server accepts them, limits their number, answers their requests, and lets
-//! responses finish when it stops.
+//! Incoming connections: the server accepts them, limits their number, and lets responses finish when it stops.
 //!
-//! Invariant: at most [`CONNECTIONS_MAX`] connections; further ones wait in the kernel's queue until one
-//! ends.
-//! Trust: the server disconnects a caller that sends its request head slowly or never.
+//! Invariant: a server has at most [`CONNECTIONS_MAX`] connections, and fewer if it may open few files; further ones
+//! wait in the kernel's queue until one ends.
+//! Invariant: one peer has at most its share of them; a further connection is refused with the time to retry.
 
-use std::{
-    convert::Infallible,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Duration};
 
-use axum::{
-    Router,
-    body::Body,
-    extract::Request,
-    http::{HeaderValue, StatusCode, header},
-    response::{IntoResponse, Response},
-};
-use hyper::{body::Incoming, server::conn::http1, service::service_fn};
-use hyper_util::rt::{TokioIo, TokioTimer};
+use axum::Router;
+use rustix::process::{Resource, getrlimit};
 use tokio::{
-    io::{AsyncRead, AsyncWrite},
-    net::TcpListener,
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
     sync::{Semaphore, watch},
 };
-use tower::ServiceExt;
-use tracing::Instrument;
 
 use crate::{
     App,
     abort::{AbortHandle, AbortableConnection},
-    audit,
-    e2b::E2bRefusal,
-    metrics, proxy, route,
-    route::{ENVD_PORT, Route},
-    telemetry,
-    tls::Acceptor,
+    connection::ConnectionService,
+    peers::PeerConnections,
+    tls::{self, Acceptor},
 };
 
-const CONNECTIONS_MAX: usize = 8192;
-const HEADERS_MAX: usize = 128;
-const BUFFER_LEN_MAX: usize = 256 * 1024;
-const HEAD_WAIT: Duration = Duration::from_secs(30);
+const CONNECTIONS_MAX: u64 = 8192;
+/// Files that a connection may need: its socket, one into a Body, and files that the request opens.
+const FILES_PER_CONNECTION: u64 = 4;
 const HANDSHAKE_WAIT: Duration = Duration::from_secs(10);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// How long responses in progress have to finish when the server stops.
 const STOP_WAIT: Duration = Duration::from_secs(5);
+/// Refusals that are sent at the same time; further ones are connections that just end.
+const REFUSALS_MAX: usize = 32;
+const REFUSAL_WAIT: Duration = Duration::from_secs(1);
+const REFUSAL: &str = "HTTP/1.1 429 Too Many Requests\r\ncontent-type: application/json\r\nretry-after: 1\r\n\
+    connection: close\r\ncontent-length: 146\r\n\r\n\
+    {\"code\":429,\"status\":429,\"kind\":\"limit\",\"message\":\"this address has too many connections\",\
+    \"hints\":[\"use connections again, or close unused ones\"]}";
 
 /// Serves until `stop` completes, then lets responses in progress finish for a while.
 pub async fn serve(
@@ -56,7 +45,10 @@ pub async fn serve(
     router: Router,
     stop: impl Future<Output = ()>,
 ) {
-    let slots = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let places = connections_max();
+    let slots = Arc::new(Semaphore::new(places as usize));
+    let peers = PeerConnections::new(app.config().bounds.peer_connections_max);
+    let refusals = Arc::new(Semaphore::new(REFUSALS_MAX));
     let (stopping, heard) = watch::channel(());
     let mut stop = std::pin::pin!(stop);
     loop {
@@ -68,108 +60,74 @@ pub async fn serve(
             accepted = listener.accept() => accepted,
             () = &mut stop => break,
         };
-        let Ok((stream, _)) = accepted else {
+        let Ok((stream, from)) = accepted else {
             // Too many open files, or a caller that disconnected before the accept: both are temporary.
             tokio::time::sleep(ACCEPT_PAUSE).await;
             continue;
         };
+        let Some(place) = peers.take(from.ip()) else {
+            app.services().limits().note_refusal("connections");
+            if let (Ok(permit), None) = (refusals.clone().try_acquire_owned(), &tls) {
+                tokio::spawn(async move {
+                    let _permit = permit;
+                    let _ = tokio::time::timeout(REFUSAL_WAIT, refuse(stream)).await;
+                });
+            }
+            continue;
+        };
         let _ = stream.set_nodelay(true);
         let (stream, abort) = AbortableConnection::new(stream);
-        let (app, router, heard, tls) = (app.clone(), router.clone(), heard.clone(), tls.clone());
+        let service = ConnectionService { app: app.clone(), router: router.clone(), stopping: heard.clone() };
+        let tls = tls.clone();
         tokio::spawn(async move {
-            let _slot = slot;
+            let _held = (slot, place);
             match tls {
-                None => connection(stream, abort, app, router, heard).await,
-                Some(tls) => {
-                    if let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE_WAIT, tls.0.accept(stream)).await {
-                        connection(stream, abort, app, router, heard).await;
-                    }
-                }
+                None => service.serve_http1(stream, abort).await,
+                Some(tls) => serve_encrypted(service, stream, abort, tls).await,
             }
         });
     }
     drop((listener, stopping));
-    let _ = tokio::time::timeout(STOP_WAIT, slots.acquire_many(CONNECTIONS_MAX as u32)).await;
+    let _ = tokio::time::timeout(STOP_WAIT, slots.acquire_many(places)).await;
 }
 
-/// Serves the requests of one connection, until the caller or the server closes it.
-async fn connection<S>(
-    stream: S,
+async fn serve_encrypted(
+    service: ConnectionService,
+    stream: AbortableConnection,
     abort: AbortHandle,
-    app: App,
-    router: Router,
-    mut stopping: watch::Receiver<()>,
-) where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
-    let service = service_fn(move |mut request: Request<Incoming>| {
-        let (app, router) = (app.clone(), router.clone());
-        request.extensions_mut().insert(abort.clone());
-        async move { Ok::<Response, Infallible>(answer(app, router, request.map(Body::new)).await) }
-    });
-    let connection = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_WAIT)
-        .max_headers(HEADERS_MAX)
-        .max_buf_size(BUFFER_LEN_MAX)
-        .serve_connection(TokioIo::new(stream), service)
-        .with_upgrades();
-    let mut connection = std::pin::pin!(connection);
-    // Hyper has already answered a malformed request as far as possible; other errors mean that the caller
-    // disconnected.
-    tokio::select! {
-        _ = &mut connection => return,
-        _ = stopping.changed() => connection.as_mut().graceful_shutdown(),
+    tls: Acceptor,
+) {
+    let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE_WAIT, tls.0.accept(stream)).await else { return };
+    if stream.get_ref().1.alpn_protocol() == Some(tls::HTTP_2) {
+        service.serve_http2(stream).await;
+    } else {
+        service.serve_http1(stream, abort).await;
     }
-    let _ = connection.await;
 }
 
-/// Answers a request, counts the response, and adds `Retry-After` if the refusal is temporary.
-async fn answer(app: App, router: Router, request: Request) -> Response {
-    let began = Instant::now();
-    let method = request.method().clone();
-    let route = route::of(&app, &request);
-    let surface = match &route {
-        Route::Body(_) | Route::Signed => "body",
-        Route::Control => "control",
-        Route::Foreign(_) => "foreign",
-    };
-    // Paths inside of Bodies belong to the programs there and are not recorded.
-    let (path, body) = match &route {
-        Route::Body(target) => {
-            (if target.port == ENVD_PORT { request.uri().path() } else { "" }, Some(target.body.as_str()))
-        }
-        _ => (request.uri().path(), None),
-    };
-    let span = telemetry::span(surface, &method, path, body, request.headers());
-    let mut response = answer_by(route, &app, router, request).instrument(span.clone()).await;
-    span.record("http.response.status_code", response.status().as_u16());
-    app.services().metrics().answered(surface, &method, response.status(), began.elapsed());
-    if let Some(telemetry) = &app.config().telemetry {
-        telemetry.answered(surface, metrics::known(&method), response.status(), began.elapsed());
-    }
-    let later = match response.status() {
-        StatusCode::TOO_MANY_REQUESTS => Some("1"),
-        StatusCode::SERVICE_UNAVAILABLE => Some("5"),
-        _ => None,
-    };
-    if let (Some(seconds), true) = (later, surface == "control") {
-        response.headers_mut().entry(header::RETRY_AFTER).or_insert(HeaderValue::from_static(seconds));
-    }
-    response
+/// The number of connections that this process can hold with the files that it may open.
+fn connections_max() -> u32 {
+    let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    CONNECTIONS_MAX.min(files / FILES_PER_CONNECTION).max(1) as u32
 }
 
-async fn answer_by(route: Route, app: &App, router: Router, request: Request) -> Response {
-    match route {
-        Route::Body(target) => proxy::forward(app.clone(), target, request).await,
-        Route::Signed => proxy::pass_signed(app.clone(), request).await,
-        Route::Foreign(why) => {
-            audit::denied(app, None, request.method(), request.uri(), why).await;
-            E2bRefusal::new(StatusCode::FORBIDDEN, why).into_response()
-        }
-        Route::Control => match router.oneshot(request).await {
-            Ok(response) => response,
-            Err(never) => match never {},
-        },
+/// Tells a caller why its connection ends, and reads on until it has heard that.
+async fn refuse(mut stream: TcpStream) -> std::io::Result<()> {
+    stream.write_all(REFUSAL.as_bytes()).await?;
+    stream.shutdown().await?;
+    let mut space = [0; 4096];
+    while stream.read(&mut space).await? > 0 {}
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_refusal_is_whole() {
+        let (head, body) = REFUSAL.split_once("\r\n\r\n").unwrap();
+        assert!(head.ends_with(&format!("content-length: {}", body.len())), "{head}");
+        assert_eq!(serde_json::from_str::<serde_json::Value>(body).unwrap()["code"], 429);
     }
 }

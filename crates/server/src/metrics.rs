@@ -109,6 +109,12 @@ pub async fn text(app: &App) -> Result<String, Failure> {
         "Streams of the native API that are open.",
         services.limits().streams() as u64,
     );
+    gauge(
+        &mut text,
+        "pal_agents_driven",
+        "Agents that this server drives, or that wait for their turn.",
+        app.agents().driven() as u64,
+    );
     gauge(&mut text, "pal_events", "Events in the log.", newest);
     gauge(
         &mut text,

@@ -5,7 +5,9 @@
 //! Invariant: bytes are passed on as they arrive; no response is buffered, compressed or shortened.
 //! Invariant: when a Body dies or is paused, the server resets its streams, so that no incomplete response
 //! looks complete.
-//! Invariant: the server never passes a key of the control plane into a Body.
+//! Invariant: the server never passes a key of the control plane into a Body, whichever header holds it.
+//! Invariant: names of headers keep their case in both directions; those of HTTP/2, which has no case, become
+//! `Title-Case`.
 //! Trust: both sides are hostile. Only envd's own paths reach the guest; callers cannot reach the guest's
 //! control service.
 
@@ -45,6 +47,8 @@ use crate::{
 const DIAL_WAIT: Duration = Duration::from_secs(30);
 const BUFFER_LEN: usize = 64 << 10;
 const TRAFFIC_TOKEN: &str = "e2b-traffic-access-token";
+/// The beginning of every key of a server.
+const KEY_PREFIX: &str = "e2b_";
 const HOP_BY_HOP: [HeaderName; 6] = [
     header::CONNECTION,
     header::PROXY_AUTHENTICATE,
@@ -125,9 +129,14 @@ async fn to_port(app: &App, id: &BodyId, port: u16, mut request: Request) -> Res
     };
     if let Some(host) = lease.as_ref().and_then(|lease| masked_host(lease, port)) {
         request.headers_mut().insert(header::HOST, host);
+        request.extensions_mut().insert(MaskedHost);
     }
     exchange(dialled.into_inner(), request, open, app, id).await
 }
+
+/// Marks a request whose `Host` header the lease sets.
+#[derive(Debug, Clone, Copy)]
+struct MaskedHost;
 
 /// The ports of a Body without a lease are private: callers need the Body's own token, or a key.
 fn may_enter(app: &App, id: &BodyId, lease: Option<&Lease>, headers: &HeaderMap) -> bool {
@@ -186,7 +195,9 @@ where
     S: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static,
 {
     let broken = || not_found(id.as_str());
-    let (mut sender, connection) = http1::handshake(stream).await.map_err(|_| broken())?;
+    let mut protocol = http1::Builder::new();
+    protocol.preserve_header_case(true).title_case_headers(true);
+    let (mut sender, connection) = protocol.handshake(stream).await.map_err(|_| broken())?;
     let mut line = ProxiedConnection(Some(Box::pin(async move {
         // The code that waits for the response sees a broken connection there.
         let _ = connection.with_upgrades().await;
@@ -196,7 +207,7 @@ where
         line.detach();
     }
     let abort = request.extensions().get::<AbortHandle>().cloned().unwrap_or_default();
-    let (request, upgrade) = prepare_request(request);
+    let (request, upgrade) = prepare_request(request, |text| app.keys().caller(text).is_some());
     let answered = tokio::select! {
         answered = line.drive_while(sender.send_request(request)) => answered,
         () = open.cut() => return Err(broken()),
@@ -221,22 +232,60 @@ pub async fn no_answer(app: &App, id: &BodyId) -> Response {
 
 /// Rewrites the request for the other side; also returns the caller's half of an upgrade, if the request asks
 /// for one.
-fn prepare_request(mut request: Request) -> (Request, Option<OnUpgrade>) {
+fn prepare_request(mut request: Request, is_key: impl Fn(&str) -> bool) -> (Request, Option<OnUpgrade>) {
     let upgrade = is_upgrade(request.headers()).then(|| hyper::upgrade::on(&mut request));
+    name_host(&mut request);
     let path = request.uri().path_and_query().map_or("/", |path| path.as_str());
     *request.uri_mut() = path.parse::<Uri>().unwrap_or_default();
     *request.version_mut() = Version::HTTP_11;
     let headers = request.headers_mut();
     let wanted = upgrade.as_ref().and_then(|_| headers.get(header::UPGRADE).cloned());
     strip_connection_headers(headers);
+    join_cookies(headers);
+    strip_keys(headers, is_key);
     headers.remove(header::EXPECT);
-    headers.remove("x-api-key");
     headers.remove(TRAFFIC_TOKEN);
     if let Some(wanted) = wanted {
         headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
         headers.insert(header::UPGRADE, wanted);
     }
     (request, upgrade)
+}
+
+/// Moves the host from the request's target, where HTTP/2 and clients of proxies have it, to the `Host` header. A
+/// masked host is already there.
+fn name_host(request: &mut Request) {
+    let authority = request.uri().authority().map(|authority| authority.as_str());
+    if let Some(Ok(host)) = authority.map(HeaderValue::from_str)
+        && request.extensions().get::<MaskedHost>().is_none()
+    {
+        request.headers_mut().insert(header::HOST, host);
+    }
+}
+
+/// Joins cookies to one header: HTTP/2 may send each in a header of its own, HTTP/1 may not.
+fn join_cookies(headers: &mut HeaderMap) {
+    if headers.get_all(header::COOKIE).iter().nth(1).is_none() {
+        return;
+    }
+    let cookies: Vec<&[u8]> = headers.get_all(header::COOKIE).iter().map(HeaderValue::as_bytes).collect();
+    if let Ok(cookies) = HeaderValue::from_bytes(&cookies.join(&b"; "[..])) {
+        headers.insert(header::COOKIE, cookies);
+    }
+}
+
+/// Removes every header that holds a key of this server.
+fn strip_keys(headers: &mut HeaderMap, is_key: impl Fn(&str) -> bool) {
+    let holds_key = |value: &HeaderValue| {
+        let text = String::from_utf8_lossy(value.as_bytes());
+        let mut words = text.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_');
+        words.any(|word| word.starts_with(KEY_PREFIX) && is_key(word))
+    };
+    let held: Vec<HeaderName> =
+        headers.iter().filter(|(_, value)| holds_key(value)).map(|(name, _)| name.clone()).collect();
+    for name in held {
+        headers.remove(name);
+    }
 }
 
 fn is_upgrade(headers: &HeaderMap) -> bool {
@@ -420,19 +469,52 @@ mod tests {
     fn what_speaks_of_the_connection_or_opens_the_control_plane_is_not_passed_on() {
         let mut request =
             Request::builder().method(Method::POST).uri("http://h/a?b=c").version(Version::HTTP_10);
-        for (name, value) in [
-            ("connection", "close, x-hop"),
-            ("x-hop", "1"),
-            ("te", "gzip"),
-            ("x-api-key", "k"),
-            ("x-kept", "1"),
-        ] {
+        for (name, value) in [("connection", "close, x-hop"), ("x-hop", "1"), ("te", "gzip"), ("x-kept", "1")]
+        {
             request = request.header(name, value);
         }
-        let (request, upgrade) = prepare_request(request.body(Body::empty()).unwrap());
+        let (request, upgrade) = prepare_request(request.body(Body::empty()).unwrap(), |_| false);
         assert!(upgrade.is_none());
         assert_eq!(request.uri(), "/a?b=c");
-        let names: Vec<&str> = request.headers().keys().map(HeaderName::as_str).collect();
-        assert_eq!(names, ["x-kept"]);
+        let headers: Vec<(&str, &[u8])> =
+            request.headers().iter().map(|(name, value)| (name.as_str(), value.as_bytes())).collect();
+        assert_eq!(headers, [("host", &b"h"[..]), ("x-kept", b"1")]);
+    }
+
+    #[test]
+    fn no_header_takes_a_key_along() {
+        let key = "e2b_00ff";
+        let ours = [
+            ("x-api-key", key.to_owned()),
+            ("authorization", format!("Bearer {key}")),
+            ("authorization", format!("bearer  {key}")),
+            ("sec-websocket-protocol", format!("palisade, key.{key}")),
+            ("cookie", format!("a=b; key=\"{key}\"")),
+            ("x-of-a-program", format!("{{\"key\":\"{key}\"}}")),
+        ];
+        let others =
+            [("x-api-key", "e2b_00fe"), ("authorization", "Bearer secret"), ("x-note", "e2b_00ff0 e2b_")];
+        for (name, value) in ours {
+            let mut headers =
+                HeaderMap::from_iter([(name.parse().unwrap(), HeaderValue::from_str(&value).unwrap())]);
+            strip_keys(&mut headers, |word| word == key);
+            assert!(headers.is_empty(), "{name}: {value}");
+        }
+        for (name, value) in others {
+            let mut headers =
+                HeaderMap::from_iter([(name.parse().unwrap(), HeaderValue::from_static(value))]);
+            strip_keys(&mut headers, |word| word == key);
+            assert_eq!(headers[name], value);
+        }
+    }
+
+    #[test]
+    fn requests_of_http_2_become_requests_of_http_1() {
+        let request = Request::builder().version(Version::HTTP_2).uri("https://80-abc.pal.test:3900/a");
+        let request = request.header("cookie", "a=1").header("cookie", "b=2").body(Body::empty()).unwrap();
+        let (request, _) = prepare_request(request, |_| false);
+        assert_eq!((request.version(), request.uri().to_string()), (Version::HTTP_11, "/a".to_owned()));
+        assert_eq!(request.headers()["host"], "80-abc.pal.test:3900");
+        assert_eq!(request.headers().get_all("cookie").iter().collect::<Vec<_>>(), ["a=1; b=2"]);
     }
 }

@@ -2,13 +2,15 @@
 //!
 //! Trust: the route only names a target. The target checks whether the caller may use it.
 
-use axum::http::{HeaderMap, Request, header};
+use axum::http::{HeaderMap, HeaderValue, Request, header};
 use proto::BodyId;
 
 use crate::App;
 
 /// The port at which E2B's clients expect envd.
 pub const ENVD_PORT: u16 = 49983;
+const SANDBOX_ID: &str = "e2b-sandbox-id";
+const SANDBOX_PORT: &str = "e2b-sandbox-port";
 
 /// A port of a Body.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,15 +32,20 @@ pub enum Route {
     Control,
     /// Refused: the request has a foreign host name.
     Foreign(&'static str),
+    /// Refused: two readers of the request could come to different targets.
+    Ambiguous(&'static str),
 }
 
 /// Determines the target of a request.
 pub fn of<B>(app: &App, request: &Request<B>) -> Route {
     let config = app.config();
-    find(request, &config.domain, config.listen.ip().is_loopback())
+    find(request, config.domain_name(), config.listen.ip().is_loopback())
 }
 
 fn find<B>(request: &Request<B>, domain: &str, only_here: bool) -> Route {
+    if let Some(why) = ambiguity(request.headers()) {
+        return Route::Ambiguous(why);
+    }
     if let Some(target) = by_headers(request.headers()) {
         return Route::Body(target);
     }
@@ -63,10 +70,29 @@ fn find<B>(request: &Request<B>, domain: &str, only_here: bool) -> Route {
     Route::Control
 }
 
+/// Why the headers that name a target can be read in two ways, if they can.
+fn ambiguity(headers: &HeaderMap) -> Option<&'static str> {
+    let is_repeated = |name: &str| headers.get_all(name).iter().nth(1).is_some();
+    let repeated = [
+        ("host", "the request has more than one Host header"),
+        (SANDBOX_ID, "the request has more than one E2b-Sandbox-Id header"),
+        (SANDBOX_PORT, "the request has more than one E2b-Sandbox-Port header"),
+    ];
+    if let Some((_, why)) = repeated.into_iter().find(|(name, _)| is_repeated(name)) {
+        return Some(why);
+    }
+    let is_no_port = headers.get(SANDBOX_PORT).is_some_and(|port| parse_port(port).is_none());
+    is_no_port.then_some("E2b-Sandbox-Port is not a port number")
+}
+
+fn parse_port(port: &HeaderValue) -> Option<u16> {
+    port.to_str().ok()?.parse().ok()
+}
+
 fn by_headers(headers: &HeaderMap) -> Option<PortTarget> {
-    let body = headers.get("e2b-sandbox-id")?.to_str().unwrap_or_default().to_owned();
-    let port = headers.get("e2b-sandbox-port").and_then(|port| port.to_str().ok()?.parse().ok());
-    Some(PortTarget { body, port: port.unwrap_or(ENVD_PORT) })
+    let body = headers.get(SANDBOX_ID)?.to_str().unwrap_or_default();
+    let port = headers.get(SANDBOX_PORT).and_then(parse_port);
+    Some(PortTarget { body: without_client(body).to_owned(), port: port.unwrap_or(ENVD_PORT) })
 }
 
 /// Parses `<port>-<body>.<domain>`.
@@ -76,7 +102,13 @@ fn by_host(name: &str, domain: &str) -> Option<PortTarget> {
     let known = rest.eq_ignore_ascii_case(domain) || rest.eq_ignore_ascii_case("localhost");
     let plain = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
     let port = port.parse().ok().filter(|_| known && plain)?;
-    Some(PortTarget { body: body.to_ascii_lowercase(), port })
+    Some(PortTarget { body: without_client(body).to_ascii_lowercase(), port })
+}
+
+/// The id of a Body in a sandbox's name. E2B's clients of version 1 append a dash and the id of a client, and no id of
+/// a Body contains a dash.
+pub fn without_client(name: &str) -> &str {
+    name.split_once('-').map_or(name, |(id, _)| id)
 }
 
 fn host<B>(request: &Request<B>) -> Option<&str> {
@@ -137,6 +169,33 @@ mod tests {
         assert_eq!(go(&[("e2b-sandbox-id", "abc")], "/"), body("abc", ENVD_PORT));
         assert_eq!(go(&[("host", "8080-abc.pal.test:3900")], "/x"), body("abc", 8080));
         assert_eq!(go(&[("host", "8080-abc.LOCALHOST")], "/x"), body("abc", 8080));
+    }
+
+    #[test]
+    fn a_name_with_a_client_leads_to_its_body() {
+        assert_eq!(
+            go(&[("e2b-sandbox-id", "abc-palisade"), ("e2b-sandbox-port", "80")], "/"),
+            body("abc", 80)
+        );
+        assert_eq!(go(&[("host", "8080-abc-6532622b.pal.test")], "/"), body("abc", 8080));
+        assert_eq!(
+            (without_client("abc"), without_client("abc-"), without_client("abc-d-e")),
+            ("abc", "abc", "abc")
+        );
+    }
+
+    #[test]
+    fn requests_with_two_targets_are_refused() {
+        let is_refused = |headers: &[(&str, &str)]| matches!(go(headers, "/"), Route::Ambiguous(_));
+        let (host, id, port) = (("host", "localhost"), ("e2b-sandbox-id", "abc"), ("e2b-sandbox-port", "80"));
+        assert!(!is_refused(&[host, id, port]));
+        assert!(is_refused(&[host, host]) && is_refused(&[host, ("host", "evil.test"), id, port]));
+        assert!(
+            is_refused(&[host, id, ("e2b-sandbox-id", "xyz"), port]) && is_refused(&[host, id, port, port])
+        );
+        for odd in ["", "0x50", "-1", "65536", "80, 81"] {
+            assert!(is_refused(&[host, id, ("e2b-sandbox-port", odd)]), "{odd:?}");
+        }
     }
 
     #[test]

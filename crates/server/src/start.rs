@@ -34,9 +34,13 @@ impl Server {
     /// Opens the data directory and binds the address. The server answers no request before [`Server::run`].
     pub async fn start(config: ServerConfig) -> Result<Self, Failure> {
         check_exposure(&config)?;
-        let fleet = Fleet::open_to_serve(config.fleet.clone())?;
+        let mut fleet = Fleet::open_to_serve(config.fleet.clone())?;
+        fleet.env = config.body_env.clone();
         let mut lock = ServerLock::take(fleet.data())?;
-        let (keys, first_key) = KeyStore::open(fleet.data(), fleet.records().clone())?;
+        // A directory that cannot be cleared now, such as on a full disk, is withdrawn and therefore not served.
+        if let Err(failure) = fleet.garbage().finish_interrupted() {
+            tracing::warn!(causes = ?failure.causes(), "cannot finish what a killed process left: {failure}");
+        }
         let tls = tls::acceptor(&config, fleet.data())?;
         let busy = |error| {
             Failure::new(Kind::Host, format!("cannot listen at {}", config.listen))
@@ -48,6 +52,8 @@ impl Server {
         lock.tell(address).map_err(|error| {
             Failure::new(Kind::Host, "cannot write the server's address to its lock file").because(error)
         })?;
+        // A start that fails before this point leaves no key that was never shown.
+        let (keys, first_key) = KeyStore::open(fleet.data(), fleet.records().clone())?;
         let app = App::new(fleet, keys, config, address);
         Ok(Self { app, listener, tls, first_key, _lock: lock })
     }
@@ -74,9 +80,14 @@ impl Server {
             tokio::spawn(lease_expiry::run(self.app.clone())),
             tokio::spawn(usage_history::run(self.app.clone())),
             tokio::spawn(telemetry::run(self.app.clone())),
+            tokio::spawn({
+                let agents = self.app.agents().clone();
+                async move { agents.resume_interrupted().await }
+            }),
         ];
         listen::serve(self.listener, self.tls, self.app.clone(), router, stop).await;
         helpers.iter().for_each(tokio::task::JoinHandle::abort);
+        self.app.agents().stop().await;
         self.app.exec_tasks().stop().await;
         self.app.finish().await;
     }

@@ -1,6 +1,6 @@
 //! Template builds: E2B's clients request a build, upload its files, start it, and follow its state and log.
 
-use std::{path::PathBuf, time::Duration};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use axum::{
     Json,
@@ -10,8 +10,8 @@ use axum::{
 };
 use bytes::Bytes;
 use fleet::{
-    BaseImage as Origin, BuildRequest, BuildState, BuildStep, Fleet, Image, ImageProfile, Instruction,
-    LogLine, RegistryCredentials, STEPS_MAX,
+    BaseImage as Origin, BuildJob, BuildRequest, BuildState, BuildStep, Fleet, Image, ImageProfile,
+    Instruction, LogLine, RegistryCredentials, STEPS_MAX, TemplateView,
 };
 use http_body_util::BodyExt;
 use proto::{
@@ -25,9 +25,12 @@ use tokio::{fs::File, io::AsyncWriteExt};
 use super::{
     E2bRefusal,
     extract::{JsonRequest, QueryPairs},
-    templates::{find, names_of},
+    templates::{find, names_of, template_json},
 };
-use crate::{App, Caller};
+use crate::{
+    App, Caller,
+    v1::{read_object_or_null, read_objects},
+};
 
 /// The largest archive of one COPY step, as it is sent.
 const UPLOAD_MAX: u64 = 2 << 30;
@@ -35,7 +38,7 @@ const UPLOAD_MAX: u64 = 2 << 30;
 const UPLOAD_PATIENCE: Duration = Duration::from_secs(60);
 const MEMORY_MB_MAX: u64 = 1 << 20;
 
-/// The body of `POST /v3/templates` and its older versions.
+/// The body of `POST /v3/templates` and of its v2.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NewTemplate {
@@ -53,29 +56,7 @@ pub async fn ask(
     caller: Caller,
     asked: JsonRequest<NewTemplate>,
 ) -> Result<(StatusCode, Json<Value>), E2bRefusal> {
-    let NewTemplate { name, alias, tags, cpu_count, memory_mb } = asked.value;
-    let name = name.or(alias).ok_or_else(|| E2bRefusal::bad("a template needs a name"))?;
-    if memory_mb.is_some_and(|mb| mb > MEMORY_MB_MAX) || cpu_count == Some(0) {
-        return Err(E2bRefusal::bad("cpuCount or memoryMB is out of range"));
-    }
-    if let Some(taken) = find(&app, &name).await? {
-        super::templates::owned(&caller, &taken, &name)?;
-    }
-    let key = caller.key.clone();
-    let asked_name = name.clone();
-    let (job, template) = app
-        .blocking(async move |fleet: &Fleet| {
-            let memory = memory_mb.map(Size::mib);
-            let job = fleet.builds().request(
-                &asked_name,
-                &tags.unwrap_or_default(),
-                cpu_count.map(|count| count.saturating_mul(1000)),
-                memory,
-            )?;
-            fleet.templates().assign_owner(job.template.as_str(), &key)?;
-            Ok((job.clone(), fleet.templates().view(job.template.as_str())?.template))
-        })
-        .await?;
+    let (job, TemplateView { template, .. }) = request_build(&app, &caller, asked.value).await?;
     Ok((
         StatusCode::ACCEPTED,
         Json(json!({
@@ -83,6 +64,50 @@ pub async fn ask(
             "names": names_of(&template), "aliases": names_of(&template),
         })),
     ))
+}
+
+/// `POST /v2/templates`: clients of that version expect the whole template.
+pub async fn ask_v2(
+    State(app): State<App>,
+    caller: Caller,
+    asked: JsonRequest<NewTemplate>,
+) -> Result<(StatusCode, Json<Value>), E2bRefusal> {
+    let (job, view) = request_build(&app, &caller, asked.value).await?;
+    let mut template = template_json(&view);
+    template["buildID"] = job.id.as_str().into();
+    Ok((StatusCode::ACCEPTED, Json(template)))
+}
+
+/// Requests a build of a template, which is created if it does not exist.
+async fn request_build(
+    app: &App,
+    caller: &Caller,
+    asked: NewTemplate,
+) -> Result<(Arc<BuildJob>, TemplateView), E2bRefusal> {
+    let NewTemplate { name, alias, tags, cpu_count, memory_mb } = asked;
+    let name = name.or(alias).ok_or_else(|| E2bRefusal::bad("a template needs a name"))?;
+    if memory_mb.is_some_and(|mb| mb > MEMORY_MB_MAX) || cpu_count == Some(0) {
+        return Err(E2bRefusal::bad("cpuCount or memoryMB is out of range"));
+    }
+    if let Some(taken) = find(app, &name).await? {
+        super::templates::owned(caller, &taken, &name)?;
+    }
+    let key = caller.key.clone();
+    let requested = app
+        .blocking(async move |fleet: &Fleet| {
+            let memory = memory_mb.map(Size::mib);
+            let job = fleet.builds().request(
+                &name,
+                &tags.unwrap_or_default(),
+                cpu_count.map(|count| count.saturating_mul(1000)),
+                memory,
+            )?;
+            fleet.templates().assign_owner(job.template.as_str(), &key)?;
+            let view = fleet.templates().view(job.template.as_str())?;
+            Ok((job, view))
+        })
+        .await?;
+    Ok(requested)
 }
 
 /// `GET /templates/{id}/files/{hash}`: whether the server has these files, and the URL for their upload if
@@ -208,12 +233,13 @@ fn same(a: &[u8], b: &[u8]) -> bool {
 pub struct StartBuildRequest {
     from_image: Option<String>,
     from_template: Option<String>,
+    #[serde(default, deserialize_with = "read_object_or_null")]
     from_image_registry: Option<RegistryAuth>,
     #[serde(default)]
     force: Option<bool>,
     start_cmd: Option<String>,
     ready_cmd: Option<String>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "read_objects")]
     steps: Vec<BuildInstruction>,
 }
 

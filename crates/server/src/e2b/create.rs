@@ -9,12 +9,17 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use fleet::{BodyView, Create, Fleet, Lease, Rest, Then};
-use proto::event::hex;
+use proto::{event::hex, spec::Egress};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{E2bRefusal, extract::JsonRequest, network, sandbox, templates};
-use crate::{App, Caller, idempotency::KeyedRequest, limits};
+use super::{
+    E2bRefusal,
+    extract::JsonRequest,
+    network::{self, InternetRequest},
+    sandbox, templates,
+};
+use crate::{App, Caller, InternetAccess, idempotency::KeyedRequest, limits, v1::read_object_or_null};
 
 /// The longest time to live of a sandbox: thirty days.
 const TIMEOUT_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
@@ -33,6 +38,7 @@ pub struct NewSandbox {
     network: Option<Value>,
     auto_pause: Option<bool>,
     auto_pause_memory: Option<bool>,
+    #[serde(default, deserialize_with = "read_object_or_null")]
     auto_resume: Option<AutoResume>,
     iam: Option<Value>,
     volume_mounts: Option<Vec<Value>>,
@@ -72,7 +78,11 @@ async fn make(
 ) -> Result<Response, E2bRefusal> {
     let request = KeyedRequest::of(&headers, &caller, &asked.bytes)?;
     templates::usable(&app, &caller, &asked.value.template_id).await?;
-    let create = request_of(asked.value, &caller, timeout_s)?;
+    let mut create = request_of(asked.value, &caller, timeout_s)?;
+    if let (InternetAccess::Allowed, Some(lease)) = (app.config().internet, &create.lease) {
+        // A sandbox without internet access has a policy, too, because its client may ask for some later.
+        create.egress = Some(Egress { rules: network::rules(&lease.network, &caller), ..Egress::default() });
+    }
     let Some(request) = request else { return Ok(created(&app, made(&app, &caller, create).await?)) };
     // A repetition of a request that is in progress waits for the first one.
     let mut turn = app.turns().take(&request).await;
@@ -87,6 +97,7 @@ async fn make(
 
 async fn made(app: &App, caller: &Caller, create: Create) -> Result<(BodyView, Option<Lease>), E2bRefusal> {
     let lease = create.lease.clone();
+    let terms = lease.clone();
     let admitted = limits::admit(app, caller, &create).await?;
     let view = app
         .blocking(async move |fleet: &Fleet| {
@@ -94,7 +105,11 @@ async fn made(app: &App, caller: &Caller, create: Create) -> Result<(BodyView, O
             // The permit is released here and not earlier: the Body is created even if the caller has
             // disconnected.
             drop(admitted);
-            made
+            let view = made?;
+            if let (Some(terms), None) = (&terms, &view.spec.egress) {
+                network::note_refused(fleet, view.id(), &terms.network)?;
+            }
+            Ok(view)
         })
         .await?;
     if let Some(lease) = &lease {
@@ -103,8 +118,17 @@ async fn made(app: &App, caller: &Caller, create: Create) -> Result<(BodyView, O
     Ok((view, lease))
 }
 
+/// The response of a create. It says that the sandbox has no internet access, unless the request wants none.
 fn created(app: &App, (view, lease): (BodyView, Option<Lease>)) -> Response {
-    (StatusCode::CREATED, Json(sandbox::sandbox(app, &view, lease.as_ref()))).into_response()
+    let mut sandbox = sandbox::sandbox(app, &view, lease.as_ref());
+    if view.spec.egress.is_some() {
+        return (StatusCode::CREATED, Json(sandbox)).into_response();
+    }
+    if lease.is_some_and(|lease| network::internet(&lease.network) != InternetRequest::Refused) {
+        sandbox["allowInternetAccess"] = false.into();
+        sandbox["warnings"] = [network::NO_INTERNET].as_slice().into();
+    }
+    (StatusCode::CREATED, Json(sandbox)).into_response()
 }
 
 fn request_of(asked: NewSandbox, caller: &Caller, timeout_s: i64) -> Result<Create, E2bRefusal> {

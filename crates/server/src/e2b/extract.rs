@@ -15,7 +15,7 @@ use proto::BodyId;
 use serde::de::DeserializeOwned;
 
 use super::E2bRefusal;
-use crate::{App, Caller, Scope, audit, keys};
+use crate::{App, Caller, Scope, audit, authz, keys, route::without_client, v1::read_object};
 
 const BODY_LEN_MAX: usize = 1 << 20;
 const BODY_WAIT: Duration = Duration::from_secs(30);
@@ -55,7 +55,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Caller {
     }
 }
 
-/// The JSON body of a request; an empty body counts as an empty object.
+/// The JSON body of a request, which is an object; an empty body counts as an empty one.
 #[derive(Debug)]
 pub struct JsonRequest<T> {
     /// The parsed value.
@@ -85,8 +85,10 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonRequest<T> {
             })?;
         let bytes = collected.to_bytes();
         let text: &[u8] = if bytes.is_empty() { b"{}" } else { &bytes };
-        let value = serde_json::from_slice(text)
-            .map_err(|error| E2bRefusal::bad(format!("the request's body is invalid: {error}")))?;
+        let mut reader = serde_json::Deserializer::from_slice(text);
+        let value = read_object(&mut reader).and_then(|value| reader.end().map(|()| value));
+        let value =
+            value.map_err(|error| E2bRefusal::bad(format!("the request's body is invalid: {error}")))?;
         Ok(Self { value, bytes })
     }
 }
@@ -140,19 +142,14 @@ impl<S: Send + Sync> FromRequestParts<S> for QueryPairs {
     }
 }
 
-/// Whether a caller may see a Body.
-pub fn may_see(caller: &Caller, lease: Option<&Lease>) -> bool {
-    caller.scope == Scope::Admin || lease.is_some_and(|lease| lease.owner.as_deref() == Some(&caller.key))
-}
-
-/// Finds a Body that exists and that the caller may see.
+/// Finds a Body that exists and that the caller reaches, by its id or a name that begins with it.
 pub async fn find(app: &App, caller: &Caller, named: &str) -> Result<(BodyView, Option<Lease>), E2bRefusal> {
     let unknown = || E2bRefusal::no_sandbox(named);
-    let id: BodyId = named.parse().map_err(|_| unknown())?;
+    let id: BodyId = without_client(named).parse().map_err(|_| unknown())?;
     let found =
         app.blocking(async move |fleet: &Fleet| Ok((fleet.view(&id)?, fleet.leases().get(&id)?))).await;
     match found {
-        Ok((view, lease)) if may_see(caller, lease.as_ref()) => Ok((view, lease)),
+        Ok((view, lease)) if authz::may_reach(caller, lease.as_ref()) => Ok((view, lease)),
         Ok(_) => Err(unknown()),
         Err(failure) if failure.kind == proto::Kind::NotFound => Err(unknown()),
         Err(failure) => Err(failure.into()),

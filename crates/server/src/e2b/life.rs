@@ -19,7 +19,7 @@ use super::{
     extract::{JsonRequest, find},
     sandbox,
 };
-use crate::{App, Caller, limits};
+use crate::{App, Caller, Scope, limits};
 
 const FORKS_MAX: u32 = 20;
 /// The default time to live, in seconds.
@@ -34,7 +34,12 @@ pub async fn info(
     Path(id): Path<String>,
 ) -> Result<Json<Value>, E2bRefusal> {
     let (view, lease) = find(&app, &caller, &id).await?;
-    Ok(Json(sandbox::detail(&app, &view, lease.as_ref())))
+    let mut detail = sandbox::detail(&app, &view, lease.as_ref());
+    // With the token, a key that only reads could run commands.
+    if let Some(detail) = detail.as_object_mut().filter(|_| caller.scope < Scope::Run) {
+        detail.remove("envdAccessToken");
+    }
+    Ok(Json(detail))
 }
 
 /// `DELETE /sandboxes/{id}`.
@@ -259,7 +264,7 @@ pub async fn fork(
     let admitted = limits::admit_forks(&app, &caller, &view.spec, count).await?;
     let (body, terms) = (view.id().clone(), lease.clone());
     let making = async move |fleet: &Fleet| {
-        let made = fleet.snapshots().fork_leased(&body, count, Some(terms)).await;
+        let made = fleet.snapshots().fork_leased(&body, count, None, Some(terms)).await;
         // The permit is released here and not earlier: the forks are created even if the caller has
         // disconnected.
         drop(admitted);

@@ -12,12 +12,8 @@ use fleet::{BodyView, Fleet, Lease, Status};
 use proto::spec::Life;
 use serde_json::Value;
 
-use super::{
-    E2bRefusal,
-    extract::{QueryPairs, may_see},
-    sandbox,
-};
-use crate::{App, Caller};
+use super::{E2bRefusal, extract::QueryPairs, sandbox};
+use crate::{App, Caller, authz};
 
 /// `GET /sandboxes`, for older clients: all running sandboxes in one response.
 pub async fn running(
@@ -118,9 +114,9 @@ async fn select(
             Ok(views.map(|view| (fleet.leases().get(view.id()).ok().flatten(), view)).collect::<Vec<_>>())
         })
         .await?;
-    let mine = all
-        .into_iter()
-        .filter(|(lease, view)| may_see(caller, lease.as_ref()) && wanted.takes(view, lease.as_ref()));
+    let mine = all.into_iter().filter(|(lease, view)| {
+        authz::may_reach(caller, lease.as_ref()) && wanted.takes(view, lease.as_ref())
+    });
     let mut found: Vec<(BodyView, Option<Lease>)> = mine.map(|(lease, view)| (view, lease)).collect();
     found.sort_by_cached_key(|(view, lease)| place(view, lease.as_ref()));
     if wanted.newest_first {

@@ -156,6 +156,9 @@ async fn entries(
 fn entry(event: &Event) -> Value {
     let (level, message) = match event.decode() {
         DecodedEvent::Known(EventData::BodyFailed(_)) => ("error", event.kind.clone()),
+        DecodedEvent::Known(EventData::NetworkDenied(denied)) => {
+            ("warn", format!("{}: {}: {}", event.kind, denied.to, denied.why))
+        }
         DecodedEvent::Known(EventData::ExecStarted(started)) => {
             ("info", format!("{}: {}", event.kind, started.argv.join(" ")))
         }

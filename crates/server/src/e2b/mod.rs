@@ -50,15 +50,22 @@ pub fn router(app: &App) -> Router<App> {
         .route("/v2/sandboxes/{id}/logs", get(metrics_logs::logs_v2))
         .route("/sandboxes/{id}/snapshots", post(snapshots::take))
         .route("/snapshots", get(snapshots::list))
-        .route("/templates", get(templates::list))
-        .route("/v2/templates", get(templates::list).post(builds::ask))
+        .route("/templates", get(templates::list).post(absent_pushed_images))
+        .route("/v2/templates", get(templates::list).post(builds::ask_v2))
         .route("/templates/aliases/{alias}", get(templates::alias))
         .route("/templates/tags", post(templates::tag).delete(templates::untag))
         .route("/templates/{id}/tags", get(templates::tags))
-        .route("/templates/{id}", get(templates::info).patch(templates::change).delete(templates::remove))
+        .route(
+            "/templates/{id}",
+            get(templates::info)
+                .post(absent_pushed_images)
+                .patch(templates::change)
+                .delete(templates::remove),
+        )
         .route("/v2/templates/{id}", patch(templates::change))
         .route("/v3/templates", post(builds::ask))
         .route("/templates/{id}/files/{hash}", get(builds::files))
+        .route("/templates/{id}/builds/{build}", post(absent_pushed_images))
         .route("/v2/templates/{id}/builds/{build}", post(builds::begin))
         .route("/templates/{id}/builds/{build}/status", get(builds::status))
         .route("/templates/{id}/builds/{build}/logs", get(builds::logs))
@@ -78,6 +85,10 @@ pub fn router(app: &App) -> Router<App> {
 
 async fn absent_volumes() -> E2bRefusal {
     E2bRefusal::absent("volumes")
+}
+
+async fn absent_pushed_images() -> E2bRefusal {
+    E2bRefusal::absent("builds from a pushed image (version 1): use POST /v3/templates, as newer clients do")
 }
 
 async fn absent_secrets() -> E2bRefusal {

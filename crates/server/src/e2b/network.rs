@@ -1,22 +1,123 @@
-//! E2B's network object: the server validates it, stores it, and enforces it as far as a Body has a network.
+//! E2B's network object: the server validates it, stores it, and makes a network policy of it.
 //!
-//! A Body of this version reaches only its own loopback, so every rule that forbids is enforced, and a rule
-//! that allows has no effect yet.
+//! With `--internet deny` a sandbox reaches only its own loopback, so every rule that forbids is enforced, and a rule
+//! that allows has no effect: the response and the Body's log say so. With `--internet allow` every sandbox has a
+//! policy, so that a client can change it while the sandbox runs.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use axum::{
     extract::{Path, State},
     http::StatusCode,
 };
-use fleet::Fleet;
+use fleet::{Fleet, PolicyChange, PolicyChanger, RuleReach, rule_reach};
+use proto::{BodyId, Failure, egress::EgressRule, event_data::NetworkDenied};
 use serde_json::{Map, Value};
 
 use super::{
     E2bRefusal,
     extract::{JsonRequest, find},
 };
-use crate::{App, Caller};
+use crate::{App, Caller, InternetAccess, Scope};
 
 const RULES_MAX: usize = 1000;
+/// The target of a rule about every public name and address.
+const EVERYTHING: &str = "*:*";
+/// Refused. Leases of earlier versions may still have one, with its password.
+pub const EGRESS_PROXY: &str = "egressProxy";
+/// The warning about a sandbox that does not get the internet access that its client could expect.
+pub const NO_INTERNET: &str =
+    "this server gives sandboxes no internet access: connections and name lookups fail at once";
+
+/// The wish of a request for internet access.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum InternetRequest {
+    /// It asks for it.
+    Wanted,
+    /// It says nothing; E2B would allow it.
+    Unsaid,
+    /// It wants none.
+    Refused,
+}
+
+/// Determines from the stored network object what the request says about internet access.
+pub fn internet(network: &Value) -> InternetRequest {
+    let lists = |name: &str, wanted: fn(&Value) -> bool| {
+        network.get(name).and_then(Value::as_array).is_some_and(|items| items.iter().any(wanted))
+    };
+    match network.get("allowInternetAccess").and_then(Value::as_bool) {
+        _ if lists("allowOut", |_| true) => InternetRequest::Wanted,
+        _ if lists("denyOut", |place| place == "0.0.0.0/0") => InternetRequest::Refused,
+        Some(true) => InternetRequest::Wanted,
+        Some(false) => InternetRequest::Refused,
+        None => InternetRequest::Unsaid,
+    }
+}
+
+/// The rules of a stored network object. Addresses of this host and of private networks are left out, unless the caller
+/// is an admin.
+pub fn rules(network: &Value, caller: &Caller) -> Vec<EgressRule> {
+    let list = |name: &str| -> Vec<String> {
+        let items = network.get(name).and_then(Value::as_array).into_iter().flatten();
+        items.filter_map(Value::as_str).map(str::to_owned).collect()
+    };
+    let (allow, deny) = (list("allowOut"), list("denyOut"));
+    let mut rules: Vec<EgressRule> = match (allow.is_empty(), internet(network)) {
+        (true, InternetRequest::Refused) => return Vec::new(),
+        (true, _) => vec![EgressRule::allow(EVERYTHING)],
+        (false, _) => allow.iter().flat_map(|place| targets(place)).map(EgressRule::allow).collect(),
+    };
+    rules.retain(|rule| caller.scope == Scope::Admin || rule_reach(rule) != Some(RuleReach::Private));
+    // E2B's allow wins over its deny, and a rule of ours that denies wins: so what is allowed by name is not denied.
+    let denied = deny.iter().filter(|place| !allow.contains(place)).flat_map(|place| targets(place));
+    rules.extend(denied.filter(|target| target != EVERYTHING).map(EgressRule::deny));
+    rules
+}
+
+/// The targets of rules for a name, an address or a range of addresses.
+fn targets(place: &str) -> Vec<String> {
+    if place == "*" {
+        return vec![EVERYTHING.to_owned()];
+    }
+    if let Some(range) = range(place) {
+        return vec![range];
+    }
+    // E2B matches a name on 80 by the Host of HTTP and on 443 by the server name of TLS; a wildcard at any depth.
+    let name = place.strip_prefix("*.").map_or_else(|| place.to_owned(), |below| format!("**.{below}"));
+    vec![format!("{name}:80"), format!("{name}:443")]
+}
+
+/// A range of addresses as the target of a rule, which begins at its first address.
+fn range(place: &str) -> Option<String> {
+    let (address, bits) =
+        place.split_once('/').map_or((place, None), |(address, bits)| (address, Some(bits)));
+    let address: IpAddr = address.parse().ok()?;
+    let width = if address.is_ipv4() { 32u32 } else { 128 };
+    let bits = bits.map_or(Ok(width), str::parse).ok()?;
+    let free = width.checked_sub(bits)?;
+    if bits == 0 {
+        return Some(EVERYTHING.to_owned());
+    }
+    Some(match address {
+        IpAddr::V4(v4) => format!("{}/{bits}:*", Ipv4Addr::from_bits(v4.to_bits() >> free << free)),
+        IpAddr::V6(v6) => format!("[{}]/{bits}:*", Ipv6Addr::from_bits(v6.to_bits() >> free << free)),
+    })
+}
+
+/// Records in the Body's log that it does not get the internet access that a request asks for.
+pub fn note_refused(fleet: &Fleet, id: &BodyId, network: &Value) -> Result<(), Failure> {
+    if internet(network) != InternetRequest::Wanted {
+        return Ok(());
+    }
+    let data = NetworkDenied {
+        to: "internet".into(),
+        allowed: false,
+        why: NO_INTERNET.into(),
+        decided_at: None,
+        spool: None,
+    };
+    fleet.log().note_about(id, data)
+}
 
 /// `PUT /sandboxes/{id}/network`: replaces the egress rules; the ingress rules stay.
 pub async fn replace(
@@ -30,7 +131,15 @@ pub async fn replace(
     let internet = asked.remove("allow_internet_access").and_then(|value| value.as_bool());
     let network = checked(Some(asked.into()), internet)?;
     let body = view.id().clone();
+    let is_open = app.config().internet == InternetAccess::Allowed;
     app.blocking(async move |fleet: &Fleet| {
+        match is_open {
+            true => {
+                let rules = rules(&network, &caller);
+                PolicyChanger::of(fleet).change(&body, PolicyChange::Replace(rules))?;
+            }
+            false => note_refused(fleet, &body, &network)?,
+        }
         fleet.leases().change(&body, |lease| {
             let kept = ["allowPublicTraffic", "maskRequestHost"]
                 .map(|name| (name, lease.network.get(name).cloned()));
@@ -54,6 +163,9 @@ pub fn checked(network: Option<Value>, internet: Option<bool>) -> Result<Value, 
         Some(_) => return Err(E2bRefusal::bad("network is not an object")),
     };
     network.retain(|_, value| !value.is_null());
+    if network.contains_key(EGRESS_PROXY) {
+        return Err(E2bRefusal::absent("egress proxies (network.egressProxy)"));
+    }
     check_places(&network, "allowOut", is_place)?;
     check_places(&network, "denyOut", is_address)?;
     check_places(&network, "dnsServers", |text| text.parse::<std::net::Ipv4Addr>().is_ok())?;
@@ -61,10 +173,6 @@ pub fn checked(network: Option<Value>, internet: Option<bool>) -> Result<Value, 
         ("allowPublicTraffic", network.get("allowPublicTraffic").is_none_or(Value::is_boolean)),
         ("maskRequestHost", network.get("maskRequestHost").is_none_or(Value::is_string)),
         ("rules", network.get("rules").is_none_or(Value::is_object)),
-        (
-            "egressProxy",
-            network.get("egressProxy").is_none_or(|proxy| proxy.get("address").is_some_and(Value::is_string)),
-        ),
         ("httpsPorts", network.get("httpsPorts").is_none_or(Value::is_array)),
     ];
     if let Some((name, _)) = typed.iter().find(|(_, right)| !right) {
@@ -119,6 +227,43 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::KeyReach;
+
+    fn caller(scope: Scope) -> Caller {
+        Caller { key: "k".into(), scope, reach: KeyReach::Own }
+    }
+
+    #[test]
+    fn the_object_becomes_rules() {
+        let shown = |network: Value, scope| {
+            rules(&network, &caller(scope)).iter().map(EgressRule::shown).collect::<Vec<_>>()
+        };
+        let run = |network: Value| shown(network, Scope::Run);
+        assert_eq!(run(Value::Null), ["allow *:*"]);
+        assert_eq!(run(json!({ "denyOut": ["8.8.8.8"] })), ["allow *:*", "deny 8.8.8.8/32:*"]);
+        for closed in [json!({ "allowInternetAccess": false }), json!({ "denyOut": ["0.0.0.0/0"] })] {
+            assert!(run(closed).is_empty());
+        }
+        let named = json!({ "allowOut": ["a.test", "*.b.test", "1.1.1.1/8", "2001:4860::/32"], "denyOut": ["0.0.0.0/0"] });
+        assert_eq!(
+            run(named),
+            [
+                "allow a.test:80",
+                "allow a.test:443",
+                "allow **.b.test:80",
+                "allow **.b.test:443",
+                "allow 1.0.0.0/8:*",
+                "allow [2001:4860::]/32:*",
+            ]
+        );
+        let both = json!({ "allowOut": ["1.1.1.1"], "denyOut": ["1.1.1.1", "1.1.1.2"] });
+        assert_eq!(run(both), ["allow 1.1.1.1/32:*", "deny 1.1.1.2/32:*"]);
+        let inner = json!({ "allowOut": ["10.0.0.0/8", "169.254.169.254", "a.test"] });
+        assert_eq!(run(inner.clone()), ["allow a.test:80", "allow a.test:443"]);
+        assert_eq!(shown(inner, Scope::Admin).len(), 4);
+        let all = rules(&json!({ "allowOut": ["::1", "*"] }), &caller(Scope::Admin));
+        proto::egress::Policy::new(&all).unwrap();
+    }
 
     #[test]
     fn what_goes_out_is_checked() {

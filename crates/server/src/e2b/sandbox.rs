@@ -5,6 +5,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use fleet::{BodyView, Lease, Rest, Status, Then, clock};
 use serde_json::{Value, json};
 
+use super::network::EGRESS_PROXY;
 use crate::App;
 
 /// The envd version; the SDKs choose their features by it.
@@ -22,7 +23,7 @@ pub fn sandbox(app: &App, view: &BodyView, lease: Option<&Lease>) -> Value {
         "envdVersion": ENVD_VERSION,
         "envdAccessToken": app.fleet().token(view.id()),
         "trafficAccessToken": lease.and_then(|lease| lease.traffic_token.as_deref()),
-        "domain": domain(app),
+        "domain": app.public_domain(),
     });
     if let Some(alias) = lease.and_then(|lease| lease.alias.as_deref()) {
         sandbox["alias"] = alias.into();
@@ -60,17 +61,20 @@ pub fn listed(view: &BodyView, lease: Option<&Lease>) -> Value {
 pub fn detail(app: &App, view: &BodyView, lease: Option<&Lease>) -> Value {
     let mut detail = listed(view, lease);
     detail["envdAccessToken"] = app.fleet().token(view.id()).into();
-    detail["domain"] = domain(app).into();
+    detail["domain"] = app.public_domain().into();
     let Some(lease) = lease else { return detail };
     detail["lifecycle"] = json!({
         "autoResume": lease.auto_resume,
         "onTimeout": match lease.then { Then::Kill => "kill", Then::Pause(_) => "pause" },
     });
     let mut network = lease.network.clone();
-    network.as_object_mut().and_then(|network| network.remove("allowInternetAccess"));
-    // Reports what is enforced and not what was requested: a Body of this version reaches only its own
-    // loopback.
-    detail["allowInternetAccess"] = false.into();
+    if let Some(network) = network.as_object_mut() {
+        network.remove("allowInternetAccess");
+        network.remove(EGRESS_PROXY);
+    }
+    // Reports what is enforced and not what was requested: a Body without a policy reaches only its own loopback.
+    let rules = view.spec.egress.as_ref().map(proto::spec::Egress::all_rules).unwrap_or_default();
+    detail["allowInternetAccess"] = (!rules.is_empty()).into();
     if network.as_object().is_some_and(|network| !network.is_empty()) {
         detail["network"] = network;
     }
@@ -111,13 +115,5 @@ fn end_at(lease: Option<&Lease>) -> String {
         // A paused sandbox has no end time. The response gives the start of its last run, which is in the
         // past.
         None => lease.since.clone(),
-    }
-}
-
-/// The domain of ports of Bodies: clients put `<port>-<id>.` before it.
-fn domain(app: &App) -> String {
-    match app.address().port() {
-        80 | 443 => app.config().domain.clone(),
-        port => format!("{}:{port}", app.config().domain),
     }
 }

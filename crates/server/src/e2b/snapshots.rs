@@ -16,7 +16,7 @@ use super::{
     extract::{JsonRequest, QueryPairs, find},
     list::page,
 };
-use crate::{App, Caller, authz};
+use crate::{App, Caller, authz, route::without_client};
 
 #[derive(Debug, Deserialize)]
 pub struct SnapshotRequest {
@@ -38,10 +38,11 @@ pub async fn take(
 
 /// `GET /snapshots`.
 pub async fn list(State(app): State<App>, caller: Caller, query: QueryPairs) -> Result<Response, E2bRefusal> {
-    let (body, name) = (query.text("sandboxID"), query.text("name").map(template));
+    let (body, name) = (query.text("sandboxID").map(without_client), query.text("name").map(template));
     let all = app.blocking(async move |fleet: &Fleet| authz::snapshots(fleet, &caller)).await?;
     let wanted = |snapshot: &SnapshotView| {
         !snapshot.for_forks
+            && snapshot.checkpoint_of.is_none()
             && body.is_none_or(|body| snapshot.body.as_str() == body)
             && name.as_ref().is_none_or(|name| snapshot.name.as_ref() == Some(name))
     };

@@ -18,6 +18,10 @@ use crate::{App, Caller, authz};
 
 /// Templates that always exist.
 const BUILT_IN: [&str; 1] = ["host"];
+/// Templates of E2B that do not exist here.
+const ABSENT: [&str; 2] = ["desktop", "mcp-gateway"];
+/// The build of a template that has none yet: E2B's clients expect text.
+const NO_BUILD: &str = "00000000-0000-0000-0000-000000000000";
 
 /// `GET /templates`.
 pub async fn list(State(app): State<App>, caller: Caller) -> Result<Json<Vec<Value>>, E2bRefusal> {
@@ -32,7 +36,7 @@ pub async fn list(State(app): State<App>, caller: Caller) -> Result<Json<Vec<Val
         templates.iter().filter(|view| authz::may_see_template(&caller, &view.template)).map(template_json);
     let snapshots = snapshots
         .iter()
-        .filter(|snapshot| !snapshot.for_forks)
+        .filter(|snapshot| !snapshot.for_forks && snapshot.checkpoint_of.is_none())
         .map(|snapshot| base_json(snapshot.id.as_str(), snapshot.name.as_deref(), &snapshot.created_at));
     Ok(Json(built_in.chain(seen).chain(snapshots).collect()))
 }
@@ -46,12 +50,13 @@ fn base_json(id: &str, name: Option<&str>, created_at: &str) -> Value {
     })
 }
 
-fn template_json(view: &TemplateView) -> Value {
+/// A template in the form of lists.
+pub fn template_json(view: &TemplateView) -> Value {
     let template = &view.template;
     let build = view.default_build().or_else(|| view.builds.first());
     let names = names_of(template);
     let mut told = base_json(template.id.as_str(), None, &template.created_at);
-    told["buildID"] = json!(build.map(|build| build.id.as_str()));
+    told["buildID"] = json!(build.map_or(NO_BUILD, |build| build.id.as_str()));
     told["buildStatus"] = json!(if build.is_some() { "ready" } else { "waiting" });
     told["buildCount"] = json!(view.builds.len());
     told["public"] = template.public.into();
@@ -232,6 +237,7 @@ pub async fn usable(app: &App, caller: &Caller, asked: &str) -> Result<(), E2bRe
             Ok(())
         }
         None => {
+            check_absent(app, caller, asked).await?;
             let (caller, asked) = (caller.clone(), asked.to_owned());
             Ok(app.blocking(async move |fleet: &Fleet| authz::usable(fleet, &caller, &asked)).await?)
         }
@@ -271,9 +277,23 @@ async fn snapshot(app: &App, caller: &Caller, asked: &str) -> Result<String, E2b
     found.map(|snapshot| snapshot.id.to_string()).ok_or_else(|| unknown(asked))
 }
 
+/// Refuses a template that E2B has and this server lacks, unless a snapshot has its name.
+async fn check_absent(app: &App, caller: &Caller, asked: &str) -> Result<(), E2bRefusal> {
+    if ABSENT.contains(&template(asked).as_str()) {
+        snapshot(app, caller, asked).await.map(drop)
+    } else {
+        Ok(())
+    }
+}
+
 fn unknown(asked: &str) -> E2bRefusal {
-    E2bRefusal::new(
-        StatusCode::NOT_FOUND,
-        format!("template \"{}\" was not found", proto::text::visible(asked)),
-    )
+    let name = proto::text::visible(asked);
+    let message = if ABSENT.contains(&template(asked).as_str()) {
+        format!(
+            "E2B's template \"{name}\" does not exist on this server yet; build one with that name, or use \"base\""
+        )
+    } else {
+        format!("template \"{name}\" was not found")
+    };
+    E2bRefusal::new(StatusCode::NOT_FOUND, message)
 }

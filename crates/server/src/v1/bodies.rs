@@ -8,7 +8,8 @@ use axum::{
 };
 use fleet::{BodyView, Create, Fleet, Force, Lease, Then};
 use proto::{
-    BodyId, Failure, Kind, Spec,
+    BodyId, BodyName, Failure, Kind, Spec,
+    body_name::BodyNameError,
     spec::{Access, Mount},
 };
 use serde::{Deserialize, Serialize};
@@ -22,6 +23,7 @@ use super::{
         read_objects,
     },
     models::{Body, BodyStatus, LayerRequest, LimitsRequest, Ports, TimeoutAction},
+    network::NetworkTerms,
     page::{self, Page, PageQuery},
 };
 use crate::{App, Caller, Scope, authz, idempotency::KeyedRequest, limits};
@@ -48,7 +50,12 @@ pub fn router() -> OpenApiRouter<App> {
 /// The Body to create.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({ "template": "host", "metadata": { "team": "web" }, "timeout_ms": 600000 }))]
 pub struct NewBody {
+    /// The name of the Body, by which requests may name it instead of its id. No other Body may have it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(pattern = "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$", max_length = 63)]
+    pub name: Option<String>,
     /// The template of the Body: `host`, a template, or the id or name of a snapshot.
     #[schema(min_length = 1, max_length = 128, default = "host")]
     pub template: Option<String>,
@@ -82,6 +89,10 @@ pub struct NewBody {
     /// Access to the Body's ports.
     #[serde(default)]
     pub ports: Ports,
+    /// The network; if left out, the Body reaches only itself. Keys of scope `run` may ask for one if the server's
+    /// operator allows it.
+    #[serde(default, deserialize_with = "read_object_or_null", skip_serializing_if = "Option::is_none")]
+    pub network: Option<NetworkTerms>,
 }
 
 /// A directory or file of the host that the Body sees.
@@ -131,7 +142,7 @@ pub struct ListQuery {
     pub status: Option<BodyStatus>,
 }
 
-/// List the Bodies of this key, oldest first; a key of scope `admin` sees all Bodies.
+/// List the Bodies that this key reaches, oldest first.
 #[utoipa::path(get, path = "/bodies", operation_id = "list_bodies", tag = "bodies", params(ListQuery),
     responses((status = 200, description = "A page of Bodies", body = Page<Body>), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn list(
@@ -144,8 +155,8 @@ async fn list(
         let views =
             fleet.list()?.into_iter().map(|view| (fleet.leases().get(view.id()).ok().flatten(), view));
         Ok(views
-            .filter(|(lease, _)| may_see(&caller, lease.as_ref()))
-            .map(|(lease, view)| Body::new(view, lease))
+            .filter(|(lease, _)| authz::may_reach(&caller, lease.as_ref()))
+            .map(|(lease, view)| Body::new(view, lease).shown_to(&caller))
             .collect::<Vec<_>>())
     });
     let bodies = bodies
@@ -185,7 +196,7 @@ async fn create(
     {
         return Ok((StatusCode::OK, Json(Body::new(view, lease))));
     }
-    let create = wanted.into_create(&caller, request.map(|request| request.mark()))?;
+    let create = wanted.into_create(&app, &caller, request.map(|request| request.mark()))?;
     if let Some(layer) = create.layer {
         // A client cannot set up the layer, but may choose another one.
         app.fleet()
@@ -213,7 +224,9 @@ async fn create(
 }
 
 impl NewBody {
-    fn into_create(self, caller: &Caller, request: Option<String>) -> Result<Create, Failure> {
+    /// The request to the fleet, for this caller. `request` marks repetitions of one request.
+    pub fn into_create(self, app: &App, caller: &Caller, request: Option<String>) -> Result<Create, Failure> {
+        let network = self.network.map(|network| network.into_request(app, caller)).transpose()?;
         if !self.mounts.is_empty() && caller.scope < Scope::Admin {
             return Err(Failure::new(
                 Kind::Denied,
@@ -243,6 +256,7 @@ impl NewBody {
             Ok(Mount { source: mount.source.into(), target: mount.target.into(), access })
         };
         Ok(Create {
+            name: self.name.as_deref().map(read_name).transpose()?,
             layer: self.layer.map(Into::into),
             template: self.template.unwrap_or_else(|| "host".into()),
             limits: self.limits.unwrap_or_default().into(),
@@ -250,20 +264,21 @@ impl NewBody {
             mounts: self.mounts.into_iter().map(mount).collect::<Result<_, _>>()?,
             workdir: self.workdir,
             user: self.user,
+            egress: network.unwrap_or_default().policy(&[])?,
             lease: Some(lease),
             ..Create::kept()
         })
     }
 }
 
+fn read_name(text: &str) -> Result<BodyName, Failure> {
+    text.parse().map_err(|error: BodyNameError| Failure::new(Kind::Usage, error.to_string()))
+}
+
 fn token_for(ports: Ports) -> Result<Option<String>, Failure> {
     match ports {
         Ports::Public => Ok(None),
-        Ports::Private => {
-            sys::random::bytes::<20>().map(|drawn| Some(proto::event::hex(&drawn))).map_err(|error| {
-                Failure::new(Kind::Host, "cannot read random bytes from the kernel").because(error)
-            })
-        }
+        Ports::Private => fleet::lease::new_traffic_token().map(Some),
     }
 }
 
@@ -276,31 +291,26 @@ fn check_metadata(metadata: &BTreeMap<String, String>) -> Result<(), Failure> {
         .hint(format!("at most {METADATA_MAX} pairs and {METADATA_LEN_MAX} bytes together")))
 }
 
-pub fn may_see(caller: &Caller, lease: Option<&Lease>) -> bool {
-    caller.scope == Scope::Admin
-        || lease.is_some_and(|lease| lease.owner.as_deref() == Some(caller.key.as_str()))
-}
-
-/// Finds a Body that this caller may see. To other callers the Body does not exist.
+/// Finds a Body that this caller reaches. To other callers the Body does not exist.
 pub fn own(fleet: &Fleet, caller: &Caller, id: &BodyId) -> Result<(BodyView, Option<Lease>), Failure> {
     let view = fleet
         .view(id)
         .map_err(|failure| if failure.kind == Kind::NotFound { no_body(id.as_str()) } else { failure })?;
     let lease = fleet.leases().get(id)?;
-    if !may_see(caller, lease.as_ref()) {
+    if !authz::may_reach(caller, lease.as_ref()) {
         return Err(no_body(id.as_str()));
     }
     Ok((view, lease))
 }
 
-/// Checks that a Body belongs to this caller.
+/// Checks that this caller reaches a Body.
 pub async fn owned(app: &App, caller: &Caller, id: &BodyId) -> Result<Spec, Failure> {
     let (caller, id) = (caller.clone(), id.clone());
     app.blocking(async move |fleet: &Fleet| own(fleet, &caller, &id).map(|(view, _)| view.spec)).await
 }
 
-/// Changes a Body of this caller, and returns its new state.
-async fn change<F>(app: &App, caller: Caller, id: BodyId, act: F) -> Result<Json<Body>, V1Refusal>
+/// Changes a Body that this caller reaches, and returns its new state.
+pub async fn change<F>(app: &App, caller: Caller, id: BodyId, act: F) -> Result<Json<Body>, V1Refusal>
 where
     F: AsyncFnOnce(&Fleet, &BodyId) -> Result<BodyView, Failure> + Send + 'static,
 {
@@ -314,7 +324,7 @@ where
 }
 
 /// Show a Body with all its properties and its enforcement record.
-#[utoipa::path(get, path = "/bodies/{id}", operation_id = "get_body", tag = "bodies", params(("id" = String, Path, description = "The id of the Body")),
+#[utoipa::path(get, path = "/bodies/{id}", operation_id = "get_body", tag = "bodies", params(("id" = String, Path, description = "The id or the name of the Body")),
     responses((status = 200, description = "The Body", body = Body), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn get(
     state: axum::extract::State<App>,
@@ -322,7 +332,7 @@ async fn get(
     BodyParam(id): BodyParam,
 ) -> Result<Json<Body>, V1Refusal> {
     let body = state.0.blocking(async move |fleet: &Fleet| {
-        own(fleet, &caller, &id).map(|(view, lease)| Body::new(view, lease))
+        own(fleet, &caller, &id).map(|(view, lease)| Body::new(view, lease).shown_to(&caller))
     });
     Ok(Json(body.await?))
 }
@@ -338,7 +348,7 @@ struct RemoveQuery {
 }
 
 /// Remove a Body and its files.
-#[utoipa::path(delete, path = "/bodies/{id}", operation_id = "remove_body", tag = "bodies", params(("id" = String, Path, description = "The id of the Body"), RemoveQuery),
+#[utoipa::path(delete, path = "/bodies/{id}", operation_id = "remove_body", tag = "bodies", params(("id" = String, Path, description = "The id or the name of the Body"), RemoveQuery),
     responses((status = 204, description = "Removed"), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn remove(
     state: axum::extract::State<App>,
@@ -356,7 +366,7 @@ async fn remove(
 }
 
 /// Start a Body that is stopped, dead or interrupted.
-#[utoipa::path(post, path = "/bodies/{id}/start", operation_id = "start_body", tag = "bodies", params(("id" = String, Path, description = "The id of the Body")),
+#[utoipa::path(post, path = "/bodies/{id}/start", operation_id = "start_body", tag = "bodies", params(("id" = String, Path, description = "The id or the name of the Body")),
     responses((status = 200, description = "The running Body", body = Body), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn start(
     state: axum::extract::State<App>,
@@ -369,6 +379,7 @@ async fn start(
 /// How to stop a Body.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({ "grace_ms": 1000 }))]
 struct StopRequest {
     /// Milliseconds that processes have to exit before they are killed; 5000 if left out.
     #[schema(minimum = 0, maximum = 60000)]
@@ -376,7 +387,7 @@ struct StopRequest {
 }
 
 /// End every process of a Body and keep its files.
-#[utoipa::path(post, path = "/bodies/{id}/stop", operation_id = "stop_body", tag = "bodies", params(("id" = String, Path, description = "The id of the Body")), request_body = Option<StopRequest>,
+#[utoipa::path(post, path = "/bodies/{id}/stop", operation_id = "stop_body", tag = "bodies", params(("id" = String, Path, description = "The id or the name of the Body")), request_body = Option<StopRequest>,
     responses((status = 200, description = "The stopped Body", body = Body), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn stop(
     state: axum::extract::State<App>,
@@ -394,7 +405,7 @@ async fn stop(
 }
 
 /// Freeze every process of a Body.
-#[utoipa::path(post, path = "/bodies/{id}/pause", operation_id = "pause_body", tag = "bodies", params(("id" = String, Path, description = "The id of the Body")),
+#[utoipa::path(post, path = "/bodies/{id}/pause", operation_id = "pause_body", tag = "bodies", params(("id" = String, Path, description = "The id or the name of the Body")),
     responses((status = 200, description = "The paused Body", body = Body), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn pause(
     state: axum::extract::State<App>,
@@ -405,7 +416,7 @@ async fn pause(
 }
 
 /// Let the processes of a paused Body continue.
-#[utoipa::path(post, path = "/bodies/{id}/resume", operation_id = "resume_body", tag = "bodies", params(("id" = String, Path, description = "The id of the Body")),
+#[utoipa::path(post, path = "/bodies/{id}/resume", operation_id = "resume_body", tag = "bodies", params(("id" = String, Path, description = "The id or the name of the Body")),
     responses((status = 200, description = "The running Body", body = Body), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn resume(
     state: axum::extract::State<App>,
@@ -415,13 +426,18 @@ async fn resume(
     change(&state.0, caller, id, async |fleet, id| fleet.resume(id).await).await
 }
 
-/// How many forks to create.
-#[derive(Debug, Clone, Deserialize, ToSchema)]
+/// How many forks to create, and their name.
+#[derive(Debug, Clone, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({ "count": 2 }))]
 struct ForkRequest {
     /// The number of forks; 1 if left out.
     #[schema(minimum = 1, maximum = 100)]
     count: Option<u32>,
+    /// The name of the fork; several forks are named `NAME-1`, `NAME-2`, …
+    #[serde(default)]
+    #[schema(pattern = "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$", max_length = 63)]
+    name: Option<String>,
 }
 
 /// Forks of a Body.
@@ -432,7 +448,7 @@ struct ForkedBodies {
 }
 
 /// Create Bodies that start from the current state of this one.
-#[utoipa::path(post, path = "/bodies/{id}/fork", operation_id = "fork_body", tag = "bodies", params(("id" = String, Path, description = "The id of the Body")), request_body = Option<ForkRequest>,
+#[utoipa::path(post, path = "/bodies/{id}/fork", operation_id = "fork_body", tag = "bodies", params(("id" = String, Path, description = "The id or the name of the Body")), request_body = Option<ForkRequest>,
     responses((status = 201, description = "The new Bodies", body = ForkedBodies), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn fork(
     state: axum::extract::State<App>,
@@ -441,7 +457,9 @@ async fn fork(
     asked: Option<Sent<ForkRequest>>,
 ) -> Result<(StatusCode, Json<ForkedBodies>), V1Refusal> {
     let app = state.0;
-    let count = asked.and_then(|Sent(asked)| asked.count).unwrap_or(1);
+    let asked = asked.map(|Sent(asked)| asked).unwrap_or_default();
+    let name = asked.name.as_deref().map(read_name).transpose()?;
+    let count = asked.count.unwrap_or(1);
     if !(1..=100).contains(&count) {
         return Err(Failure::new(Kind::Usage, format!("cannot create {count} forks in one request"))
             .hint("ask for 1 to 100")
@@ -450,8 +468,8 @@ async fn fork(
     let spec = owned(&app, &caller, &id).await?;
     let admitted = limits::admit_forks(&app, &caller, &spec, count).await?;
     let forks = app.blocking(async move |fleet: &Fleet| {
-        let terms = fleet.leases().get(&id)?.map(fork_terms).transpose()?;
-        let views = fleet.snapshots().fork_leased(&id, count, terms).await?;
+        let terms = fleet.leases().terms_of_fork(&id)?;
+        let views = fleet.snapshots().fork_leased(&id, count, name.as_ref(), terms).await?;
         drop(admitted);
         views
             .into_iter()
@@ -461,22 +479,17 @@ async fn fork(
     Ok((StatusCode::CREATED, Json(ForkedBodies { items: forks.await? })))
 }
 
-/// A fork gets the lease of its parent, but a traffic token of its own.
-fn fork_terms(parent: Lease) -> Result<Lease, Failure> {
-    let ports = if parent.traffic_token.is_some() { Ports::Private } else { Ports::Public };
-    Ok(Lease { request: None, paused: None, traffic_token: token_for(ports)?, ..parent })
-}
-
 /// Access to the ports of a Body.
 #[derive(Debug, Clone, Copy, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({ "ports": "private" }))]
 struct AccessRequest {
     /// The callers that may reach the ports.
     ports: Ports,
 }
 
 /// Choose which callers may reach the ports of a Body. Making the ports private creates a new traffic token.
-#[utoipa::path(put, path = "/bodies/{id}/access", operation_id = "choose_access", tag = "bodies", params(("id" = String, Path, description = "The id of the Body")), request_body = AccessRequest,
+#[utoipa::path(put, path = "/bodies/{id}/access", operation_id = "choose_access", tag = "bodies", params(("id" = String, Path, description = "The id or the name of the Body")), request_body = AccessRequest,
     responses((status = 200, description = "The Body with its new access", body = Body), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn access(
     state: axum::extract::State<App>,

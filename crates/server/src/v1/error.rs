@@ -24,6 +24,46 @@ pub struct ErrorBody {
     pub status: u16,
 }
 
+/// An error that every operation may answer with, as the API's description names it.
+pub struct NamedError {
+    /// The HTTP status.
+    pub status: u16,
+    /// The name in the description.
+    pub name: &'static str,
+    /// The usual kind.
+    pub kind: ErrorKind,
+    /// When it is the answer.
+    pub description: &'static str,
+}
+
+/// The errors that every operation may answer with.
+pub const NAMED_ERRORS: &[NamedError] = &[
+    named(400, "BadRequest", ErrorKind::Usage, "the request is invalid"),
+    named(401, "Unauthorized", ErrorKind::Denied, "the request has no valid key"),
+    named(403, "Forbidden", ErrorKind::Denied, "the scope of the key does not allow the request"),
+    named(404, "NotFound", ErrorKind::NotFound, "there is no such resource, or the key does not reach it"),
+    named(409, "Conflict", ErrorKind::Conflict, "the state of the resource does not allow the request"),
+    named(
+        429,
+        "TooManyRequests",
+        ErrorKind::Limit,
+        "a limit was reached; `Retry-After` says when to try again",
+    ),
+    named(500, "InternalError", ErrorKind::Internal, "a bug in Palisade"),
+    named(503, "Unavailable", ErrorKind::Host, "the host cannot do it, for the moment or at all"),
+];
+
+const fn named(status: u16, name: &'static str, kind: ErrorKind, description: &'static str) -> NamedError {
+    NamedError { status, name, kind, description }
+}
+
+impl From<Failure> for ErrorBody {
+    fn from(failure: Failure) -> Self {
+        let (kind, status) = (failure.kind.into(), failure.kind.http_status());
+        Self { kind, message: failure.message, hints: failure.hints, status }
+    }
+}
+
 /// The kind of an error; it tells whether the request, a policy, the host or the server is at fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
@@ -98,12 +138,7 @@ impl IntoResponse for V1Refusal {
         if status.is_server_error() {
             tracing::warn!(status = status.as_u16(), causes = ?failure.causes(), "{failure}");
         }
-        let body = ErrorBody {
-            kind: failure.kind.into(),
-            message: failure.message,
-            hints: failure.hints,
-            status: status.as_u16(),
-        };
+        let body = ErrorBody { status: status.as_u16(), ..failure.into() };
         let mut response = (status, Json(body)).into_response();
         if status == StatusCode::UNAUTHORIZED {
             response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));

@@ -25,16 +25,16 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 use super::{
     bodies::owned,
     error::{ErrorBody, V1Refusal},
-    extract::{QueryParams, ReadAccess, no_body},
+    extract::{QueryParams, ReadAccess, find_body},
     page,
 };
-use crate::{App, Caller, Scope, limits};
+use crate::{App, Caller, KeyReach, Scope, limits};
 
 /// Events that one query reads.
 const READ_MAX: usize = 256;
 /// A client that takes longer to receive one event is disconnected.
-const SEND_WAIT: Duration = Duration::from_secs(30);
-const PING_EVERY: Duration = Duration::from_secs(20);
+pub const SEND_WAIT: Duration = Duration::from_secs(30);
+pub const PING_EVERY: Duration = Duration::from_secs(20);
 
 pub fn router() -> OpenApiRouter<App> {
     OpenApiRouter::new().routes(routes!(list)).routes(routes!(follow)).routes(routes!(verify))
@@ -43,7 +43,7 @@ pub fn router() -> OpenApiRouter<App> {
 /// One event of the log.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[schema(as = Event)]
-struct EventBody {
+pub struct EventBody {
     /// Version of the envelope.
     v: u32,
     /// Position among all events of the log, in the order of storing; `after` takes it.
@@ -90,8 +90,8 @@ struct EventsQuery {
     /// Only events after this position; 0 is before the first.
     #[param(minimum = 0)]
     after: Option<u64>,
-    /// Only events of this Body; a key that is not of scope `admin` must name one of its own.
-    #[param(pattern = "^[a-z0-9]{1,32}$")]
+    /// Only events of this Body, by id or name. A key that does not reach every Body must name one that it reaches.
+    #[param(pattern = "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
     body: Option<String>,
     /// The largest number of events on the page.
     #[param(minimum = 1, maximum = 1000, default = 100)]
@@ -106,8 +106,8 @@ struct FollowQuery {
     /// Only events after this position; if left out, only new events.
     #[param(minimum = 0)]
     after: Option<u64>,
-    /// Only events of this Body; a key that is not of scope `admin` must name one of its own.
-    #[param(pattern = "^[a-z0-9]{1,32}$")]
+    /// Only events of this Body, by id or name. A key that does not reach every Body must name one that it reaches.
+    #[param(pattern = "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
     body: Option<String>,
 }
 
@@ -121,21 +121,52 @@ struct Events {
     next: u64,
 }
 
-/// The Body that the caller asks about, if the caller may see it; only an admin may ask about all Bodies.
-async fn about(app: &App, caller: &Caller, body: Option<String>) -> Result<Option<BodyId>, Failure> {
-    match body {
+/// The events that a caller asks for and may see.
+#[derive(Debug, Clone)]
+struct EventSelection {
+    /// Only events of this Body.
+    body: Option<BodyId>,
+    /// Whether events that concern no Body are shown: requests, keys, settings.
+    node: NodeEvents,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum NodeEvents {
+    Shown,
+    Hidden,
+}
+
+impl EventSelection {
+    /// Reads the next events; also returns the position up to which the log was read.
+    fn read(&self, fleet: &Fleet, after: u64, limit: usize) -> Result<(Vec<Event>, u64), Failure> {
+        let mut events = fleet.log().events(after, self.body.as_ref(), limit)?;
+        let next = events.last().map_or(after, |event| event.pos);
+        events.retain(|event| event.body.is_some() || self.node == NodeEvents::Shown);
+        Ok((events, next))
+    }
+}
+
+/// The events that the caller asks for, if the caller may see them. Events of a Body that was removed are for keys that
+/// reach every Body: its lease, which says who else did, is gone.
+async fn select(app: &App, caller: &Caller, body: Option<String>) -> Result<EventSelection, Failure> {
+    let node = if caller.scope == Scope::Admin { NodeEvents::Shown } else { NodeEvents::Hidden };
+    let reaches_all = caller.scope == Scope::Admin || caller.reach == KeyReach::All;
+    let body = match body {
         Some(name) => {
-            let id: BodyId = name.parse().map_err(|_| no_body(&name))?;
-            // The log still has the events of a Body that was removed.
-            if caller.scope < Scope::Admin {
+            let id = find_body(app, caller, &name).await?;
+            if !reaches_all {
                 owned(app, caller, &id).await?;
             }
-            Ok(Some(id))
+            Some(id)
         }
-        None if caller.scope == Scope::Admin => Ok(None),
-        None => Err(Failure::new(Kind::Denied, "only a key of scope admin may read the whole log")
-            .hint("name a Body of your own: ?body=ID")),
-    }
+        None if reaches_all => None,
+        None => {
+            return Err(Failure::new(Kind::Denied, "this key may not read the events of every Body")
+                .hint("name a Body that it reaches: ?body=ID")
+                .hint("or create a key that reaches all: pal keys create --scope read --reach all NAME"));
+        }
+    };
+    Ok(EventSelection { body, node })
 }
 
 /// List events, oldest first.
@@ -149,14 +180,13 @@ async fn list(
     let app = state.0;
     let limit = page::limit(query.limit.map(u64::from))?;
     let after = place(query.after.unwrap_or(0))?;
-    let body = about(&app, &caller, query.body).await?;
-    let events =
-        app.blocking(async move |fleet: &Fleet| fleet.log().events(after, body.as_ref(), limit)).await?;
-    let next = events.last().map_or(after, |event| event.pos);
+    let selection = select(&app, &caller, query.body).await?;
+    let (events, next) = app.blocking(async move |fleet: &Fleet| selection.read(fleet, after, limit)).await?;
     Ok(Json(Events { items: events.into_iter().map(Into::into).collect(), next }))
 }
 
-fn place(after: u64) -> Result<u64, Failure> {
+/// Checks a position in the log.
+pub fn place(after: u64) -> Result<u64, Failure> {
     if i64::try_from(after).is_ok() {
         Ok(after)
     } else {
@@ -181,7 +211,7 @@ async fn follow(
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Result<Response, V1Refusal> {
     let app = state.0;
-    let body = about(&app, &caller, query.body).await?;
+    let selection = select(&app, &caller, query.body).await?;
     let after = match last_id(&headers)?.or(query.after) {
         Some(after) => place(after)?,
         None => app.blocking(async |fleet: &Fleet| fleet.log().last_pos()).await?,
@@ -190,7 +220,7 @@ async fn follow(
     let follower = Follower {
         seen: app.services().follow().watch(&app),
         app,
-        body,
+        selection,
         after,
         ready: Vec::new().into_iter(),
         _permit: permit,
@@ -211,7 +241,8 @@ async fn follow(
     })
 }
 
-fn last_id(headers: &HeaderMap) -> Result<Option<u64>, Failure> {
+/// The position after which a client that was disconnected resumes.
+pub fn last_id(headers: &HeaderMap) -> Result<Option<u64>, Failure> {
     let Some(value) = headers.get("last-event-id") else { return Ok(None) };
     let id = value.to_str().ok().and_then(|text| text.parse().ok());
     id.map(Some).ok_or_else(|| Failure::new(Kind::Usage, "Last-Event-ID is not a position in the log"))
@@ -221,7 +252,8 @@ fn last_id(headers: &HeaderMap) -> Result<Option<u64>, Failure> {
 struct Follower {
     app: App,
     seen: tokio::sync::watch::Receiver<u64>,
-    body: Option<BodyId>,
+    selection: EventSelection,
+    /// The position up to which the log was read.
     after: u64,
     ready: std::vec::IntoIter<Event>,
     _permit: limits::StreamPermit,
@@ -232,21 +264,18 @@ impl Follower {
     async fn next(&mut self) -> Option<Event> {
         loop {
             if let Some(event) = self.ready.next() {
-                self.after = event.pos;
                 return Some(event);
             }
             let newest = *self.seen.borrow_and_update();
             if newest > self.after {
-                let (after, body) = (self.after, self.body.clone());
-                let read = self
+                let (after, selection) = (self.after, self.selection.clone());
+                let (read, next) = self
                     .app
-                    .blocking(async move |fleet: &Fleet| fleet.log().events(after, body.as_ref(), READ_MAX))
+                    .blocking(async move |fleet: &Fleet| selection.read(fleet, after, READ_MAX))
                     .await
                     .ok()?;
-                // The log has no event of this Body up to that position.
-                if read.is_empty() {
-                    self.after = newest;
-                }
+                // Where nothing was read, the log has no event of this Body up to the newest position.
+                self.after = if next == after { newest } else { next };
                 self.ready = read.into_iter();
                 continue;
             }

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, convert::Infallible, time::Duration};
 
 use axum::{
     Json,
-    http::{HeaderMap, header},
+    http::HeaderMap,
     response::{
         IntoResponse, Response,
         sse::{Event, KeepAlive, Sse},
@@ -23,7 +23,7 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 use super::{
     bodies::owned,
     error::{ErrorBody, V1Refusal},
-    extract::{BodyParam, JsonBody as Sent, QueryParams, ReadAccess, RunAccess},
+    extract::{BodyParam, JsonBody as Sent, QueryParams, ReadAccess, RunAccess, wants_stream},
     models::end_word,
     page::{Page, PageQuery},
 };
@@ -45,6 +45,7 @@ pub fn router() -> OpenApiRouter<App> {
 /// A command to run in a Body.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({ "argv": ["uname", "-a"] }))]
 struct Command {
     /// The program and its arguments.
     #[schema(min_items = 1, max_items = 4096)]
@@ -115,7 +116,7 @@ impl From<ExecEnd> for CommandEnd {
 /// `stderr` (`{"base64"}`), then `ended` (with the fields of the single response) or `failed` (an error). If
 /// the client closes the stream, the command keeps running and is recorded to its end. The server refuses a
 /// command that the Body does not have with status 422.
-#[utoipa::path(post, path = "/bodies/{id}/exec", operation_id = "exec", tag = "exec", params(("id" = String, Path, description = "The id of the Body")), request_body = Command,
+#[utoipa::path(post, path = "/bodies/{id}/exec", operation_id = "exec", tag = "exec", params(("id" = String, Path, description = "The id or the name of the Body")), request_body = Command,
     responses((status = 200, description = "The result of the command, or a stream of its output", content((CommandResult = "application/json"), (String = "text/event-stream"))),
         (status = "default", description = "Refused", body = ErrorBody)))]
 async fn exec(
@@ -127,10 +128,7 @@ async fn exec(
 ) -> Result<Response, V1Refusal> {
     let app = state.0;
     owned(&app, &caller, &id).await?;
-    let wants_stream = headers
-        .get(header::ACCEPT)
-        .and_then(|accept| accept.to_str().ok())
-        .is_some_and(|accept| accept.contains("text/event-stream"));
+    let wants_stream = wants_stream(&headers);
     let permit = app.services().limits().stream(&caller.key)?;
     let stdin = command.stdin.clone();
     let request = command.into_request(wants_stream)?;
@@ -210,13 +208,7 @@ fn event(update: ExecUpdate) -> Event {
             Event::default().event("ended").data(serde_json::json!(CommandEnd::from(ended)).to_string())
         }
         ExecUpdate::Failed(failure) => {
-            let said = ErrorBody {
-                kind: failure.kind.into(),
-                status: failure.kind.http_status(),
-                message: failure.message,
-                hints: failure.hints,
-            };
-            Event::default().event("failed").data(serde_json::json!(said).to_string())
+            Event::default().event("failed").data(serde_json::json!(ErrorBody::from(failure)).to_string())
         }
     }
 }
@@ -239,7 +231,7 @@ struct LogEntry {
 }
 
 /// List the recorded commands of a Body with their output, oldest first.
-#[utoipa::path(get, path = "/bodies/{id}/logs", operation_id = "list_logs", tag = "exec", params(("id" = String, Path, description = "The id of the Body"), PageQuery),
+#[utoipa::path(get, path = "/bodies/{id}/logs", operation_id = "list_logs", tag = "exec", params(("id" = String, Path, description = "The id or the name of the Body"), PageQuery),
     responses((status = 200, description = "A page of commands", body = Page<LogEntry>), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn logs(
     state: axum::extract::State<App>,

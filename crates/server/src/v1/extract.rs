@@ -8,17 +8,18 @@ use axum::{
         FromRequest, FromRequestParts, OptionalFromRequest, Path, Query, Request,
         rejection::{PathRejection, QueryRejection},
     },
-    http::{StatusCode, header, request::Parts},
+    http::{HeaderMap, StatusCode, header, request::Parts},
 };
+use fleet::{Fleet, Names};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
-use proto::{BodyId, Failure, Kind};
+use proto::{BodyId, BodyName, Failure, Kind};
 use serde::{
     Deserialize, Deserializer,
     de::{DeserializeOwned, Error as _},
 };
 
 use super::error::V1Refusal;
-use crate::{App, Caller, Scope, audit, keys, limits::BODY_LEN_MAX};
+use crate::{App, Caller, Scope, audit, authz, keys, limits::BODY_LEN_MAX};
 
 /// How long a caller may take to send a small request body.
 const BODY_WAIT: Duration = Duration::from_secs(30);
@@ -62,10 +63,30 @@ fn name(scope: Scope) -> &'static str {
     }
 }
 
+/// Whether the client asks for a stream of server-sent events instead of one answer.
+pub fn wants_stream(headers: &HeaderMap) -> bool {
+    let accept = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
+    accept.is_some_and(|accept| accept.contains("text/event-stream"))
+}
+
 /// A browser cannot set headers of a WebSocket, but it can offer subprotocols: `palisade` and `key.SECRET`.
 fn bearer_token(parts: &Parts) -> Option<&str> {
     let offered = parts.headers.get(header::SEC_WEBSOCKET_PROTOCOL)?.to_str().ok()?;
     offered.split(',').find_map(|protocol| protocol.trim().strip_prefix("key."))
+}
+
+/// A caller that may read the API's description: any caller where only this host reaches the server, elsewhere a caller
+/// with a key.
+pub struct DocumentAccess;
+
+impl FromRequestParts<App> for DocumentAccess {
+    type Rejection = V1Refusal;
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, V1Refusal> {
+        if !app.address().ip().is_loopback() {
+            caller(parts, app, Scope::Read).await?;
+        }
+        Ok(Self)
+    }
 }
 
 macro_rules! who {
@@ -138,11 +159,34 @@ async fn read(request: Request) -> Result<bytes::Bytes, V1Refusal> {
 }
 
 /// Reads a body that must be a JSON object. serde would also take the fields of a struct from an array, in the order of
-/// their declaration; the API's description allows objects alone.
+/// their declaration, and larger integers; the API's description allows objects alone, and integers of 64 bits with a
+/// sign.
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<JsonBody<T>, V1Refusal> {
     let mut reader = serde_json::Deserializer::from_slice(bytes);
-    let parsed = read_object(&mut reader).and_then(|value| reader.end().map(|()| JsonBody(value)));
-    parsed.map_err(|error| Failure::new(Kind::Usage, format!("cannot read the request body: {error}")).into())
+    let read = |reader: &mut serde_json::Deserializer<_>| {
+        let fields: serde_json::Map<String, serde_json::Value> = read_object(&mut *reader)?;
+        reader.end()?;
+        if let Some((name, _)) = fields.iter().find(|(_, value)| has_large_integer(value)) {
+            return Err(serde_json::Error::custom(format!(
+                "an integer in `{name}` is larger than {}",
+                i64::MAX
+            )));
+        }
+        serde_json::from_value(serde_json::Value::Object(fields)).map(JsonBody)
+    };
+    read(&mut reader)
+        .map_err(|error| Failure::new(Kind::Usage, format!("cannot read the request body: {error}")).into())
+}
+
+fn has_large_integer(value: &serde_json::Value) -> bool {
+    match value {
+        serde_json::Value::Number(number) => {
+            number.as_u64().is_some_and(|number| i64::try_from(number).is_err())
+        }
+        serde_json::Value::Array(items) => items.iter().any(has_large_integer),
+        serde_json::Value::Object(fields) => fields.values().any(has_large_integer),
+        _ => false,
+    }
 }
 
 /// For fields that are objects: refuses the array form that serde offers for structs.
@@ -190,18 +234,32 @@ impl FromRequestParts<App> for NameParam {
     }
 }
 
-/// The Body in the path, by its full id.
+/// The Body in the path, by its full id or its name.
 pub struct BodyParam(pub BodyId);
 
 impl FromRequestParts<App> for BodyParam {
     type Rejection = V1Refusal;
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, V1Refusal> {
         let NameParam(name) = NameParam::from_request_parts(parts, app).await?;
-        match name.parse() {
-            Ok(id) => Ok(Self(id)),
-            Err(_) => Err(no_body(&name).into()),
-        }
+        let secret = keys::sent(&parts.headers).or_else(|| bearer_token(parts));
+        let caller =
+            secret.and_then(|secret| app.keys().caller(secret)).ok_or_else(V1Refusal::unknown_caller)?;
+        Ok(Self(find_body(app, &caller, &name).await?))
     }
+}
+
+/// Finds the id of the Body that a caller names by its id or its name. A name means nothing to a caller that may not see
+/// its Body; an id is returned as it is, because the log has events of removed Bodies.
+pub async fn find_body(app: &App, caller: &Caller, key: &str) -> Result<BodyId, Failure> {
+    let name: BodyName = key.parse().map_err(|_| no_body(key))?;
+    let caller = caller.clone();
+    let found = app.blocking(async move |fleet: &Fleet| match Names::of(fleet).find_exact(&name)? {
+        Some(id) if id.as_str() != name.as_str() => {
+            Ok(authz::may_reach(&caller, fleet.leases().get(&id)?.as_ref()).then_some(id))
+        }
+        found => Ok(found),
+    });
+    found.await?.map_or_else(|| key.parse().map_err(|_| no_body(key)), Ok)
 }
 
 /// The Body does not exist, or this caller may not see it.

@@ -42,7 +42,7 @@ struct FileQuery {
 }
 
 /// Read a file of a Body. The server honours the header `Range`.
-#[utoipa::path(get, path = "/bodies/{id}/files", operation_id = "read_file", tag = "files", params(("id" = String, Path, description = "The id of the Body"), FileQuery),
+#[utoipa::path(get, path = "/bodies/{id}/files", operation_id = "read_file", tag = "files", params(("id" = String, Path, description = "The id or the name of the Body"), FileQuery),
     responses((status = 200, description = "The contents of the file", body = Vec<u8>, content_type = "application/octet-stream"),
         (status = 206, description = "The requested range", body = Vec<u8>, content_type = "application/octet-stream"),
         (status = "default", description = "Refused", body = ErrorBody)))]
@@ -61,7 +61,7 @@ async fn download(
 }
 
 /// Write a file of a Body; the guest creates missing parent directories.
-#[utoipa::path(put, path = "/bodies/{id}/files", operation_id = "write_file", tag = "files", params(("id" = String, Path, description = "The id of the Body"), FileQuery),
+#[utoipa::path(put, path = "/bodies/{id}/files", operation_id = "write_file", tag = "files", params(("id" = String, Path, description = "The id or the name of the Body"), FileQuery),
     request_body(content = Option<Vec<u8>>, content_type = "application/octet-stream"),
     responses((status = 204, description = "Written"), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn upload(

@@ -1,29 +1,20 @@
-//! Routes for the host and for API keys: version, doctor, garbage collection, and key management.
+//! Routes for the host: version, doctor and garbage collection.
 
-use axum::{Json, extract::State, http::StatusCode};
+use axum::{Json, extract::State};
 use fleet::{Fleet, GcMode};
-use proto::{Failure, Kind};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use super::{
     error::{ErrorBody, V1Refusal},
-    extract::{AdminAccess, JsonBody as Sent, NameParam, ReadAccess},
+    extract::{AdminAccess, JsonBody as Sent, ReadAccess},
     models::MechanismState,
 };
-use crate::{
-    App, Scope,
-    keys::{KeyRecord, Quota},
-};
+use crate::App;
 
 pub fn router() -> OpenApiRouter<App> {
-    OpenApiRouter::new()
-        .routes(routes!(version))
-        .routes(routes!(doctor))
-        .routes(routes!(gc))
-        .routes(routes!(keys, make_key))
-        .routes(routes!(revoke))
+    OpenApiRouter::new().routes(routes!(version)).routes(routes!(doctor)).routes(routes!(gc))
 }
 
 /// The version of this server.
@@ -100,6 +91,7 @@ async fn doctor(state: State<App>, _: AdminAccess) -> Result<Json<Doctor>, V1Ref
 /// How to collect garbage.
 #[derive(Debug, Clone, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({ "dry_run": true }))]
 struct GcRequest {
     /// List what would be removed, and remove nothing.
     #[serde(default)]
@@ -143,138 +135,4 @@ async fn gc(
         why: found.why,
     };
     Ok(Json(GcResult { items: found.into_iter().map(shown).collect() }))
-}
-
-/// The scope of a key. Each scope includes those before it.
-#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
-enum KeyScope {
-    /// Read-only requests.
-    Read,
-    /// Create, use and remove Bodies.
-    #[default]
-    Run,
-    /// Create and revoke keys, and use Bodies of every key.
-    Admin,
-}
-
-impl From<KeyScope> for Scope {
-    fn from(scope: KeyScope) -> Self {
-        match scope {
-            KeyScope::Read => Self::Read,
-            KeyScope::Run => Self::Run,
-            KeyScope::Admin => Self::Admin,
-        }
-    }
-}
-
-impl From<Scope> for KeyScope {
-    fn from(scope: Scope) -> Self {
-        match scope {
-            Scope::Read => Self::Read,
-            Scope::Run => Self::Run,
-            Scope::Admin => Self::Admin,
-        }
-    }
-}
-
-/// An API key, without its secret.
-#[derive(Debug, Serialize, ToSchema)]
-struct Key {
-    /// The id of the key.
-    id: String,
-    /// The name of the key.
-    name: String,
-    /// The scope of the key.
-    scope: KeyScope,
-    /// The quota of all Bodies of this key together.
-    quota: Quota,
-    /// When the key was created, RFC 3339.
-    created_at: String,
-    /// When the key was revoked, RFC 3339.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(nullable = false)]
-    revoked_at: Option<String>,
-    /// The secret that callers send. The server returns it only once, in the response that creates the key.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(nullable = false)]
-    secret: Option<String>,
-}
-
-impl Key {
-    fn new(record: KeyRecord, secret: Option<String>) -> Self {
-        let KeyRecord { id, name, scope, quota, created_at, revoked_at, .. } = record;
-        Self { id, name, scope: scope.into(), quota, created_at, revoked_at, secret }
-    }
-}
-
-/// All API keys.
-#[derive(Debug, Serialize, ToSchema)]
-struct KeyList {
-    /// Every key that was ever created, oldest first.
-    items: Vec<Key>,
-}
-
-/// List the keys.
-#[utoipa::path(get, path = "/keys", operation_id = "list_keys", tag = "keys",
-    responses((status = 200, description = "All keys", body = KeyList), (status = "default", description = "Refused", body = ErrorBody)))]
-async fn keys(state: State<App>, _: AdminAccess) -> Result<Json<KeyList>, V1Refusal> {
-    let records = state.0.keys().all()?;
-    Ok(Json(KeyList { items: records.into_iter().map(|record| Key::new(record, None)).collect() }))
-}
-
-/// The key to create.
-#[derive(Debug, Clone, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-struct NewKey {
-    /// A name for the key.
-    #[schema(min_length = 1, max_length = 64)]
-    name: String,
-    /// The scope of the key.
-    #[serde(default)]
-    scope: KeyScope,
-    /// The quota of all Bodies of this key together.
-    #[serde(default)]
-    quota: Quota,
-}
-
-/// Create a key. Its secret is returned only in this response.
-#[utoipa::path(post, path = "/keys", operation_id = "create_key", tag = "keys", request_body = NewKey,
-    responses((status = 201, description = "The new key with its secret", body = Key), (status = "default", description = "Refused", body = ErrorBody)))]
-async fn make_key(
-    state: State<App>,
-    _: AdminAccess,
-    Sent(asked): Sent<NewKey>,
-) -> Result<(StatusCode, Json<Key>), V1Refusal> {
-    check_quota(&asked.quota)?;
-    let made = state.0.keys().make_with(&asked.name, asked.scope.into(), asked.quota)?;
-    let record = state.0.keys().all()?.into_iter().find(|record| record.id == made.id);
-    let record =
-        record.ok_or_else(|| Failure::new(Kind::Internal, "the new key is missing from the key store"))?;
-    Ok((StatusCode::CREATED, Json(Key::new(record, Some(made.secret)))))
-}
-
-fn check_quota(quota: &Quota) -> Result<(), Failure> {
-    let all = [quota.bodies, quota.cpu_milli, quota.memory_bytes, quota.disk_bytes];
-    if all.into_iter().flatten().all(|most| i64::try_from(most).is_ok()) {
-        return Ok(());
-    }
-    Err(Failure::new(Kind::Usage, "a quota is too large").hint("leave out a limit to have none"))
-}
-
-/// Revoke a key; the server refuses it from the next request on.
-#[utoipa::path(delete, path = "/keys/{key}", operation_id = "revoke_key", tag = "keys", params(("key" = String, Path, description = "The id of the key")),
-    responses((status = 204, description = "Revoked"), (status = "default", description = "Refused", body = ErrorBody)))]
-async fn revoke(
-    state: State<App>,
-    AdminAccess(caller): AdminAccess,
-    NameParam(key): NameParam,
-) -> Result<StatusCode, V1Refusal> {
-    if caller.key == key {
-        return Err(Failure::new(Kind::Conflict, "a key does not revoke itself")
-            .hint("use another key of scope admin, or: pal keys revoke")
-            .into());
-    }
-    state.0.keys().revoke(&key)?;
-    Ok(StatusCode::NO_CONTENT)
 }

@@ -1,21 +1,38 @@
 //! The native API: everything `pal` can do. `/openapi.json` describes it.
 //!
 //! Invariant: every refusal is an [`error::ErrorBody`], built from `proto`'s one table.
-//! Invariant: a key sees and changes the Bodies that it created, an admin key every Body. To other keys a
-//! Body does not exist.
+//! Invariant: a key sees and changes the Bodies that it created and those of its reach, an admin key every Body. To
+//! other keys a Body does not exist.
 
+mod agent_create;
+mod agent_events;
+mod agent_input;
+mod agent_log;
+mod agent_models;
+mod agent_travel;
+mod agents;
+mod api_keys;
 mod bodies;
+mod document;
 mod error;
 mod events;
 mod exec;
 mod extract;
 mod files;
 mod host;
+mod land;
+mod long_work;
 mod models;
+mod network;
 mod page;
 mod pty;
+mod running;
 mod services;
 mod snapshots;
+mod storage;
+mod templates;
+mod work;
+mod work_models;
 
 use axum::{
     Router,
@@ -25,38 +42,17 @@ use axum::{
     routing::get,
 };
 use proto::{Failure, Kind};
-use utoipa::{
-    Modify, OpenApi,
-    openapi::{
-        SecurityRequirement,
-        security::{HttpAuthScheme, HttpBuilder, SecurityScheme},
-    },
-};
 use utoipa_axum::router::OpenApiRouter;
 
 use crate::App;
 
+pub use extract::{read_object, read_object_or_null, read_objects};
 pub use services::Services;
-
-#[derive(OpenApi)]
-#[openapi(info(title = "Palisade", description = "Every AI agent a computer of its own, on yours."), modifiers(&KeyAuth))]
-struct ApiDocument;
-
-/// Declares in the OpenAPI document that every route requires a key.
-struct KeyAuth;
-
-impl Modify for KeyAuth {
-    fn modify(&self, document: &mut utoipa::openapi::OpenApi) {
-        let scheme = SecurityScheme::Http(HttpBuilder::new().scheme(HttpAuthScheme::Bearer).build());
-        document.components.get_or_insert_default().add_security_scheme("key", scheme);
-        document.security = Some(vec![SecurityRequirement::new("key", Vec::<String>::new())]);
-    }
-}
 
 /// The routes of the native API.
 pub fn router() -> Router<App> {
     let (router, document) = described();
-    let text = document.to_json().unwrap_or_default();
+    let text = document.to_string();
     let v1 = router
         .fallback(async || RouterRefusal(StatusCode::NOT_FOUND, "there is no such route"))
         .method_not_allowed_fallback(async || {
@@ -64,27 +60,41 @@ pub fn router() -> Router<App> {
         });
     Router::new()
         .route("/health", get(async || StatusCode::NO_CONTENT))
+        .route("/", get(document::index))
         .route(
             "/openapi.json",
-            get(move |_: extract::ReadAccess| async move { ([(header::CONTENT_TYPE, "application/json")], text) }),
+            get(move |_: extract::DocumentAccess| async move {
+                ([(header::CONTENT_TYPE, "application/json")], text)
+            }),
         )
         .route("/metrics", get(metrics))
         .nest("/v1", v1)
 }
 
-fn described() -> (Router<App>, utoipa::openapi::OpenApi) {
+/// All routes, and their description.
+fn described() -> (Router<App>, serde_json::Value) {
     let all = OpenApiRouter::new()
         .merge(bodies::router())
+        .merge(running::router())
+        .merge(network::router())
         .merge(exec::router())
         .merge(files::router())
         .merge(pty::router())
+        .merge(work::router())
+        .merge(land::router())
         .merge(snapshots::router())
+        .merge(templates::router())
+        .merge(storage::router())
+        .merge(agents::router())
+        .merge(agent_input::router())
+        .merge(agent_travel::router())
+        .merge(agent_events::router())
+        .merge(agent_log::router())
         .merge(events::router())
+        .merge(api_keys::router())
         .merge(host::router());
     let (router, paths) = all.split_for_parts();
-    let mut document = ApiDocument::openapi();
-    document.info.version = env!("CARGO_PKG_VERSION").into();
-    (router, document.nest("/v1", paths))
+    (router, document::describe(paths))
 }
 
 /// A refusal by the router itself: unknown route or method.

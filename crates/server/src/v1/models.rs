@@ -9,6 +9,8 @@ use proto::{Layer, MechanismStatus, Size, launch::GuestEnd, spec::Access};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::{Caller, Scope};
+
 /// The status of a Body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
@@ -182,6 +184,10 @@ pub struct Body {
     /// The id of the Body.
     #[schema(pattern = "^[a-z0-9]{1,32}$")]
     pub id: String,
+    /// The name of the Body.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub name: Option<String>,
     /// The status of the Body.
     pub status: BodyStatus,
     /// When the Body was created, RFC 3339.
@@ -222,7 +228,7 @@ pub struct Body {
     pub on_timeout: Option<TimeoutAction>,
     /// Access to the Body's ports.
     pub ports: Ports,
-    /// The token that callers of the Body's ports send as `e2b-traffic-access-token`.
+    /// The token that callers of the Body's ports send as `e2b-traffic-access-token`; not shown to a key of scope `read`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub traffic_token: Option<String>,
@@ -235,6 +241,12 @@ pub struct Body {
 }
 
 impl Body {
+    /// The Body as this caller may see it: the token for the Body's ports is not for a key that only reads.
+    pub fn shown_to(self, caller: &Caller) -> Self {
+        let traffic_token = self.traffic_token.filter(|_| caller.scope >= Scope::Run);
+        Self { traffic_token, ..self }
+    }
+
     /// The Body as its owner may see it.
     pub fn new(view: BodyView, lease: Option<Lease>) -> Self {
         let spec = view.spec;
@@ -242,6 +254,7 @@ impl Body {
         let lease = lease.as_ref();
         Self {
             id: spec.id.to_string(),
+            name: spec.name.map(String::from),
             status: view.status.into(),
             created_at: spec.created_at,
             layer: spec.layer.to_string(),

@@ -90,7 +90,7 @@ enum PtyMode {
 /// next binary frame), `{"type":"size","cols","rows"}`, and at the end `{"type":"ended","code",…}` or
 /// `{"type":"lost","message"}`; the client may send `{"type":"resize","cols","rows"}`. A browser sends its
 /// key by offering the subprotocols `palisade` and `key.SECRET`.
-#[utoipa::path(get, path = "/bodies/{id}/pty", operation_id = "open_terminal", tag = "terminals", params(("id" = String, Path, description = "The id of the Body"), PtyQuery),
+#[utoipa::path(get, path = "/bodies/{id}/pty", operation_id = "open_terminal", tag = "terminals", params(("id" = String, Path, description = "The id or the name of the Body"), PtyQuery),
     responses((status = 101, description = "A WebSocket"), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn pty(
     state: State<App>,
@@ -288,7 +288,7 @@ struct TerminalList {
 }
 
 /// List the terminals that run in a Body, including those that another server started.
-#[utoipa::path(get, path = "/bodies/{id}/terminals", operation_id = "list_terminals", tag = "terminals", params(("id" = String, Path, description = "The id of the Body")),
+#[utoipa::path(get, path = "/bodies/{id}/terminals", operation_id = "list_terminals", tag = "terminals", params(("id" = String, Path, description = "The id or the name of the Body")),
     responses((status = 200, description = "The terminals of the Body", body = TerminalList), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn list(
     state: State<App>,

@@ -1,4 +1,4 @@
-//! Snapshots of Bodies, and the templates that Bodies can be created from.
+//! Snapshots of Bodies.
 
 use axum::{Json, extract::State, http::StatusCode};
 use fleet::{Fleet, SnapshotView};
@@ -16,11 +16,7 @@ use super::{
 use crate::{App, Caller, authz};
 
 pub fn router() -> OpenApiRouter<App> {
-    OpenApiRouter::new()
-        .routes(routes!(take))
-        .routes(routes!(list))
-        .routes(routes!(get, remove))
-        .routes(routes!(templates))
+    OpenApiRouter::new().routes(routes!(take)).routes(routes!(list)).routes(routes!(get, remove))
 }
 
 /// A named, immutable state of a Body's files.
@@ -38,6 +34,10 @@ struct Snapshot {
     created_at: String,
     /// Size of the changes that the snapshot holds.
     bytes: u64,
+    /// The agent whose checkpoint it belongs to; it is removed with that agent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    checkpoint_of: Option<String>,
 }
 
 impl From<SnapshotView> for Snapshot {
@@ -48,6 +48,7 @@ impl From<SnapshotView> for Snapshot {
             body: view.body.to_string(),
             created_at: view.created_at,
             bytes: view.bytes,
+            checkpoint_of: view.checkpoint_of.map(|agent| agent.to_string()),
         }
     }
 }
@@ -55,6 +56,7 @@ impl From<SnapshotView> for Snapshot {
 /// The snapshot to take.
 #[derive(Debug, Clone, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({ "name": "ready" }))]
 struct NewSnapshot {
     /// A name for the snapshot.
     #[schema(pattern = "^[A-Za-z0-9_.-]{1,64}$")]
@@ -62,7 +64,7 @@ struct NewSnapshot {
 }
 
 /// Take a snapshot of a Body's files, with an optional name.
-#[utoipa::path(post, path = "/bodies/{id}/snapshot", operation_id = "snapshot_body", tag = "snapshots", params(("id" = String, Path, description = "The id of the Body")), request_body = Option<NewSnapshot>,
+#[utoipa::path(post, path = "/bodies/{id}/snapshot", operation_id = "snapshot_body", tag = "snapshots", params(("id" = String, Path, description = "The id or the name of the Body")), request_body = Option<NewSnapshot>,
     responses((status = 201, description = "The new snapshot", body = Snapshot), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn take(
     state: State<App>,
@@ -127,40 +129,4 @@ async fn remove(
     });
     removed.await?;
     Ok(StatusCode::NO_CONTENT)
-}
-
-/// A template, or a snapshot that can be used as one.
-#[derive(Debug, Clone, Serialize, ToSchema)]
-#[schema(as = Template)]
-struct TemplateInfo {
-    /// The name to send as `template`.
-    name: String,
-    /// Its kind: `host`, `template` or `snapshot`.
-    kind: String,
-}
-
-/// List the templates that a Body can be created from.
-#[utoipa::path(get, path = "/templates", operation_id = "list_templates", tag = "snapshots", params(PageQuery),
-    responses((status = 200, description = "A page of templates", body = Page<TemplateInfo>), (status = "default", description = "Refused", body = ErrorBody)))]
-async fn templates(
-    state: State<App>,
-    ReadAccess(caller): ReadAccess,
-    QueryParams(query): QueryParams<PageQuery>,
-) -> Result<Json<Page<TemplateInfo>>, V1Refusal> {
-    let found = state.0.blocking(async move |fleet: &Fleet| {
-        let seen = |found: &fleet::TemplateView| authz::may_see_template(&caller, &found.template);
-        Ok((
-            fleet.templates().list()?.into_iter().filter(seen).collect::<Vec<_>>(),
-            authz::snapshots(fleet, &caller)?,
-        ))
-    });
-    let (templates, snapshots) = found.await?;
-    let named = |name: String, kind: &str| TemplateInfo { name, kind: kind.into() };
-    let templates = templates.into_iter().map(|found| named(found.template.name, "template"));
-    let snapshots =
-        snapshots.into_iter().map(|found| named(found.name.unwrap_or(found.id.to_string()), "snapshot"));
-    let mut all: Vec<TemplateInfo> =
-        templates.chain(snapshots).chain([named("host".into(), "host")]).collect();
-    all.sort_by(|one, other| one.name.cmp(&other.name));
-    Ok(Json(page::page(all, &query, |template: &TemplateInfo| template.name.clone())?))
 }

@@ -1,0 +1,242 @@
+//! Routes for the network of a Body: show, replace and extend its policy.
+
+use axum::{Json, extract::State};
+use fleet::{Fleet, NetworkRequest, NetworkState, PolicyChange, PolicyChanger, PolicyForce};
+use proto::{
+    Failure, Kind,
+    egress::{EgressRule, RULES_MAX, RuleAction},
+};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+use utoipa_axum::{router::OpenApiRouter, routes};
+
+use super::{
+    bodies::own,
+    error::{ErrorBody, V1Refusal},
+    extract::{BodyParam, JsonBody as Sent, ReadAccess, RunAccess, read_objects},
+};
+use crate::{App, Caller, authz};
+
+/// Most presets of a request.
+const PRESETS_MAX: usize = 8;
+
+pub fn router() -> OpenApiRouter<App> {
+    OpenApiRouter::new().routes(routes!(show, replace, extend))
+}
+
+/// The network of a Body: presets and rules. A Body reaches what a rule allows and none denies.
+#[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({ "preset": ["registries"], "allow": ["api.example.org:443"] }))]
+pub struct NetworkTerms {
+    /// Presets: `closed`, `registries`, `models`, `git` (the remotes of the Body's repositories) or `open`.
+    #[serde(default)]
+    #[schema(max_items = 8)]
+    pub preset: Vec<String>,
+    /// Targets that are allowed, as `HOST[:PORTS][+MARK]`.
+    #[serde(default)]
+    #[schema(max_items = 256)]
+    pub allow: Vec<String>,
+    /// Targets that are denied, whatever allows them.
+    #[serde(default)]
+    #[schema(max_items = 256)]
+    pub deny: Vec<String>,
+    /// Further rules.
+    #[serde(default, deserialize_with = "read_objects")]
+    #[schema(max_items = 256)]
+    pub rules: Vec<NetworkRule>,
+}
+
+/// A rule about targets.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NetworkRule {
+    /// Whether the rule allows the targets.
+    #[serde(default)]
+    pub action: NetworkAction,
+    /// The targets, as `HOST[:PORTS][+MARK]`.
+    pub to: String,
+    /// The reason for the rule.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false, max_length = 200)]
+    pub why: Option<String>,
+    /// Targets (`HOST:PORT`) that the rule must match; a rule that does not is refused.
+    #[serde(default, rename = "match", skip_serializing_if = "Vec::is_empty")]
+    #[schema(max_items = 32)]
+    pub matches: Vec<String>,
+    /// Targets that the rule must not match.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(max_items = 32)]
+    pub not_match: Vec<String>,
+}
+
+/// The effect of a rule.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum NetworkAction {
+    /// The Body may reach the targets.
+    #[default]
+    Allow,
+    /// The Body may not, whatever allows them.
+    Deny,
+}
+
+/// The policy of a Body.
+#[derive(Debug, Serialize, ToSchema)]
+struct NetworkPolicy {
+    /// Whether the Body has a policy; without one it reaches only itself.
+    policy: bool,
+    /// The rules.
+    rules: Vec<NetworkRule>,
+    /// The number of the policy: each change has the next one.
+    generation: u64,
+    /// When the policy counts.
+    in_force: NetworkForce,
+    /// The open connections, if the Body's egress process runs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    open: Option<usize>,
+    /// The connections that this change closed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    closed: Option<usize>,
+}
+
+/// When a policy counts.
+#[derive(Debug, Clone, Copy, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+enum NetworkForce {
+    /// Now.
+    Now,
+    /// From the next start of the Body on.
+    AtNextStart,
+    /// As soon as the Body's egress process, which does not answer, runs again.
+    AtRestart,
+}
+
+impl From<NetworkRule> for EgressRule {
+    fn from(rule: NetworkRule) -> Self {
+        let NetworkRule { action, to, why, matches, not_match } = rule;
+        let action = match action {
+            NetworkAction::Allow => RuleAction::Allow,
+            NetworkAction::Deny => RuleAction::Deny,
+        };
+        Self { action, to, why, matches, not_match }
+    }
+}
+
+impl From<EgressRule> for NetworkRule {
+    fn from(rule: EgressRule) -> Self {
+        let EgressRule { action, to, why, matches, not_match } = rule;
+        let action = match action {
+            RuleAction::Allow => NetworkAction::Allow,
+            RuleAction::Deny => NetworkAction::Deny,
+        };
+        Self { action, to, why, matches, not_match }
+    }
+}
+
+impl From<NetworkState> for NetworkPolicy {
+    fn from(state: NetworkState) -> Self {
+        let NetworkState { id: _, policy, rules, generation, in_force, open, closed } = state;
+        let in_force = match in_force {
+            PolicyForce::Now => NetworkForce::Now,
+            PolicyForce::AtNextStart => NetworkForce::AtNextStart,
+            PolicyForce::AtRestart => NetworkForce::AtRestart,
+        };
+        Self {
+            policy,
+            rules: rules.into_iter().map(Into::into).collect(),
+            generation,
+            in_force,
+            open,
+            closed,
+        }
+    }
+}
+
+impl NetworkTerms {
+    /// The request to the fleet, if this caller may make it.
+    pub fn into_request(self, app: &App, caller: &Caller) -> Result<NetworkRequest, Failure> {
+        for (name, len, max) in [
+            ("preset", self.preset.len(), PRESETS_MAX),
+            ("allow", self.allow.len(), RULES_MAX),
+            ("deny", self.deny.len(), RULES_MAX),
+            ("rules", self.rules.len(), RULES_MAX),
+        ] {
+            if len > max {
+                return Err(Failure::new(
+                    Kind::Usage,
+                    format!("`{name}` has {len} items; it may have {max}"),
+                ));
+            }
+        }
+        let presets = self.preset.iter().map(|name| name.parse()).collect::<Result<_, _>>()?;
+        let rules = self.rules.into_iter().map(Into::into).collect();
+        let request = NetworkRequest { presets, allow: self.allow, deny: self.deny, rules };
+        authz::check_network(app.config().internet, caller, &request)?;
+        Ok(request)
+    }
+}
+
+/// Show the network policy of a Body.
+#[utoipa::path(get, path = "/bodies/{id}/network", operation_id = "get_network", tag = "bodies", params(("id" = String, Path, description = "The id or the name of the Body")),
+    responses((status = 200, description = "The policy", body = NetworkPolicy), (status = "default", description = "Refused", body = ErrorBody)))]
+async fn show(
+    state: State<App>,
+    ReadAccess(caller): ReadAccess,
+    BodyParam(id): BodyParam,
+) -> Result<Json<NetworkPolicy>, V1Refusal> {
+    let shown = state.0.blocking(async move |fleet: &Fleet| {
+        own(fleet, &caller, &id)?;
+        PolicyChanger::of(fleet).show(&id)
+    });
+    Ok(Json(shown.await?.into()))
+}
+
+/// Replace the network policy of a Body. Connections that the new one does not allow are closed.
+///
+/// Keys of scope `run` may do that if the server's operator allows it (`pal serve --internet allow`), and then for
+/// public targets only.
+#[utoipa::path(put, path = "/bodies/{id}/network", operation_id = "replace_network", tag = "bodies", params(("id" = String, Path, description = "The id or the name of the Body")), request_body = NetworkTerms,
+    responses((status = 200, description = "The new policy", body = NetworkPolicy), (status = "default", description = "Refused", body = ErrorBody)))]
+async fn replace(
+    state: State<App>,
+    RunAccess(caller): RunAccess,
+    BodyParam(id): BodyParam,
+    Sent(asked): Sent<NetworkTerms>,
+) -> Result<Json<NetworkPolicy>, V1Refusal> {
+    change(&state.0, caller, id, asked, PolicyChange::Replace).await
+}
+
+/// Add rules to the network policy of a Body. A rule takes the place of one about the same target.
+#[utoipa::path(patch, path = "/bodies/{id}/network", operation_id = "extend_network", tag = "bodies", params(("id" = String, Path, description = "The id or the name of the Body")), request_body = NetworkTerms,
+    responses((status = 200, description = "The new policy", body = NetworkPolicy), (status = "default", description = "Refused", body = ErrorBody)))]
+async fn extend(
+    state: State<App>,
+    RunAccess(caller): RunAccess,
+    BodyParam(id): BodyParam,
+    Sent(asked): Sent<NetworkTerms>,
+) -> Result<Json<NetworkPolicy>, V1Refusal> {
+    change(&state.0, caller, id, asked, PolicyChange::Add).await
+}
+
+async fn change(
+    app: &App,
+    caller: Caller,
+    id: proto::BodyId,
+    asked: NetworkTerms,
+    how: fn(Vec<EgressRule>) -> PolicyChange,
+) -> Result<Json<NetworkPolicy>, V1Refusal> {
+    let state = app.clone();
+    let changed = app.blocking(async move |fleet: &Fleet| {
+        let (view, _) = own(fleet, &caller, &id)?;
+        let request = asked.into_request(&state, &caller)?;
+        let workspaces = view.spec.workspaces.iter();
+        let remotes: Vec<String> =
+            workspaces.flat_map(|own| fleet::remote_addresses(&own.repository)).collect();
+        let rules = request.policy(&remotes)?.map(|egress| egress.all_rules()).unwrap_or_default();
+        PolicyChanger::of(fleet).change(&id, how(rules))
+    });
+    Ok(Json(changed.await?.into()))
+}
