@@ -124,6 +124,13 @@ cli_test! {
         let body = id(&walk.ok("create"));
         assert_eq!(walk.ok("ls").len(), 1);
         walk.ok(&format!("inspect {body}"));
+        assert_eq!(walk.ok(&format!("ps {body}"))[0]["pid"], 1);
+        assert_eq!(walk.ok(&format!("limit {body} --pids 100"))[0]["limits"]["pids"], 100);
+        walk.ok(&format!("net show {body}"));
+        assert_eq!(walk.ok(&format!("net allow {body} pypi.org:443"))[0]["generation"], 1);
+        walk.ok(&format!("net deny {body} evil.test"));
+        walk.ok(&format!("net test {body} pypi.org:443"));
+        walk.ok(&format!("net learn {body}"));
         let heard = walk.ok(&format!("exec {body} -- echo hello"));
         assert_eq!(heard.last().unwrap()["data"]["stdout"]["text"], "hello\n");
         walk.ok("run -- true");
@@ -151,6 +158,7 @@ cli_test! {
         for (body, name) in [(&one, "one"), (&two, "two")] {
             walk.ok(&format!("exec {body} -- touch {name}"));
         }
+        walk.ok(&format!("prepare {one}"));
         walk.ok(&format!("diff {one}"));
         walk.ok(&format!("log {one}"));
         walk.ok(&format!("save {one}"));
@@ -158,6 +166,7 @@ cli_test! {
         let patch = walk.ok(&format!("land --patch {one}"));
         assert!(patch[0]["patch"]["text"].as_str().unwrap().contains("one"), "{patch:?}");
         walk.ok(&format!("land {one}"));
+        walk.ok(&format!("sync {one}"));
         let queued = format!("land --queue --onto main --test true {one} {two}");
         assert_eq!(walk.ok(&queued).len(), 2);
         walk.ok(&format!("rm --force {one} {two}"));
@@ -178,13 +187,19 @@ cli_test! {
         assert!(walk.ok("events").len() > 10);
         walk.ok("events verify");
         walk.ok("completions bash");
+        agents(&mut walk, &repo);
         walk.refused("setup nothing-of-that-name", 2);
-        assert_eq!(objects("serve", &served(pal)).len(), 1);
+        let served = objects("serve", &served(pal));
+        assert_eq!(served.len(), 1, "{served:?}");
+        let fields: Vec<&str> = served[0].as_object().unwrap().keys().map(String::as_str).collect();
+        assert_eq!(fields, ["certificate", "pid", "secret", "secret_file", "url"], "a key is named by its id, and used by its secret");
         walk.seen.insert("serve".into());
+        // It follows a Body until the Body is removed.
+        walk.seen.insert("net watch".into());
         pal.line("gc");
         // Every command of the help was run.
         let mut all = verbs(pal, "");
-        for group in ["template", "snapshot", "home", "keys", "config", "events"] {
+        for group in ["template", "snapshot", "home", "keys", "config", "events", "agent", "net"] {
             all.extend(verbs(pal, group).into_iter().map(|verb| format!("{group} {verb}")));
         }
         all.retain(|verb| !verb.ends_with(" help"));
@@ -192,6 +207,35 @@ cli_test! {
         let left_out: Vec<&String> = all.difference(&walk.seen).collect();
         assert_eq!(left_out, Vec::<&String>::new(), "verbs that no line of this test runs");
     }
+}
+
+/// Agents, with a model that asks a question and then says `Done.` to everything.
+fn agents(walk: &mut VerbWalk<'_>, repo: &str) {
+    let script = walk.pal.dir().join("model.toml");
+    let turns = "[[turns]]\ncalls = [{ tool = 'ask_user', arguments = { question = 'Now?' } }]\n\
+                 [[turns]]\nrepeat = 'forever'\ntext = 'Done.'\n";
+    std::fs::write(&script, turns).unwrap();
+    let run = format!("agent run --repo {repo} --no-prepare --model script:{} work", script.display());
+    let events = walk.of(&run, &run.split_whitespace().collect::<Vec<_>>(), 3);
+    let id = events[0]["data"]["spec"]["id"].as_str().unwrap().to_owned();
+    let body = walk.ok(&format!("agent show {id}"))[0]["body"].as_str().unwrap().to_owned();
+    assert_eq!(walk.ok("agent ls").len(), 1);
+    walk.refused(&format!("agent approve {id}"), 122);
+    walk.refused(&format!("agent deny {id}"), 122);
+    assert_eq!(walk.ok(&format!("agent answer {id} yes"))[0]["agent"], id.as_str());
+    assert_eq!(walk.ok(&format!("agent attach {id}")).last().unwrap()["type"], "agent.finished");
+    assert_eq!(walk.ok(&format!("agent send {id} more")).last().unwrap()["type"], "agent.finished");
+    for verb in ["interrupt", "stop", "cost", "replay"] {
+        assert_eq!(walk.ok(&format!("agent {verb} {id}")).len(), 1, "{verb}");
+    }
+    assert!(walk.ok(&format!("agent export {id}")).len() > 10);
+    let fork = walk.ok(&format!("agent fork {id}"))[0]["agent"].as_str().unwrap().to_owned();
+    assert_eq!(walk.ok(&format!("agent rewind {id} --to 0"))[0]["turn"], 0);
+    walk.ok(&format!("agent resume {id} -d"));
+    let attach = format!("agent attach {id}");
+    walk.of(&attach, &attach.split_whitespace().collect::<Vec<_>>(), 3);
+    assert_eq!(walk.ok(&format!("agent rm {fork} {id} --body")).len(), 2);
+    walk.ok(&format!("rm --force {body}"));
 }
 
 /// Templates. A user without subordinate ids cannot have any, and gets a failure in the same form.

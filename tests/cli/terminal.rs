@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// A shell script on a terminal of its own; `$PAL` is `pal`. It reads piped input.
-fn terminal(pal: &Pal, lines: &str) -> Child {
+pub fn terminal(pal: &Pal, lines: &str) -> Child {
     let file = pal.dir().join("lines");
     std::fs::write(&file, lines).unwrap();
     let mut command = Command::new("script");

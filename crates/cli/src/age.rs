@@ -17,12 +17,19 @@ pub fn since_seconds(then: i64) -> String {
     short(now.saturating_sub(u64::try_from(then).unwrap_or(0)))
 }
 
-fn short(seconds: u64) -> String {
+/// A time in its largest unit: `5m`.
+pub fn short(seconds: u64) -> String {
     let units = [("d", 86_400), ("h", 3_600), ("m", 60)];
     match units.iter().find(|(_, unit)| seconds >= *unit) {
         Some((name, unit)) => format!("{}{name}", seconds / unit),
         None => format!("{seconds}s"),
     }
+}
+
+/// Parses `2026-01-31T12:34:56.789…Z` into milliseconds since 1970.
+pub fn milliseconds(at: &str) -> Option<u64> {
+    let part = at.get(20..23).and_then(|digits| digits.parse::<u64>().ok()).unwrap_or(0);
+    Some(seconds(at)? * 1000 + part)
 }
 
 /// Parses `2026-01-31T12:34:56…Z` into seconds since 1970.
@@ -59,6 +66,13 @@ mod tests {
         ] {
             assert_eq!(seconds(at), expected, "{at}");
         }
+    }
+
+    #[test]
+    fn instants_are_read_to_the_millisecond() {
+        assert_eq!(milliseconds("2026-01-01T00:00:01.250123Z"), Some(1_767_225_601_250));
+        assert_eq!(milliseconds("2026-01-01T00:00:01Z"), Some(1_767_225_601_000));
+        assert_eq!(milliseconds("soon"), None);
     }
 
     #[test]

@@ -32,18 +32,23 @@ pub fn warn(failure: &Failure, format: Format) {
 }
 
 fn text(word: &str, failure: &Failure) -> String {
-    let mut text = format!("{word}: {}\n", visible(&failure.message));
+    let mut text = String::new();
+    push_lines(&mut text, &format!("{word}: "), &failure.message);
     for cause in failure.causes() {
-        let mut lines = cause.lines();
-        text.push_str(&format!("  caused by: {}\n", visible(lines.next().unwrap_or_default())));
-        // Further lines, such as the end of a console, get a mark, so that none looks like a line of `pal`
-        // itself.
-        lines.for_each(|line| text.push_str(&format!("    | {}\n", visible(line))));
+        push_lines(&mut text, "  caused by: ", &cause);
     }
     for hint in &failure.hints {
         text.push_str(&format!("  hint: {}\n", visible(hint)));
     }
     text
+}
+
+/// Appends a text after `front`. Its further lines, such as the end of an output, get a mark, so that none looks like a
+/// line of `pal` itself.
+fn push_lines(text: &mut String, front: &str, shown: &str) {
+    let mut lines = shown.lines();
+    text.push_str(&format!("{front}{}\n", visible(lines.next().unwrap_or_default())));
+    lines.for_each(|line| text.push_str(&format!("    | {}\n", visible(line))));
 }
 
 fn json(word: &str, failure: &Failure) -> String {

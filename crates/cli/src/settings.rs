@@ -1,6 +1,7 @@
 //! The data directory and its durability: from options, then the environment, then defaults for the user.
 
 use std::{
+    collections::BTreeMap,
     env,
     path::{Path, PathBuf},
 };
@@ -59,6 +60,20 @@ fn durability(common: &GlobalArgs) -> Result<Durability, Failure> {
     }
 }
 
+/// Environment variables of every new Body: where the user's locale is one of UTF-8, Bodies have one, too. Other parts
+/// of the locale stay outside, because a Body may lack the user's language.
+pub fn body_env() -> BTreeMap<String, String> {
+    let locale = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().find_map(|name| variable(name).ok().flatten());
+    let lang = locale.filter(|locale| is_utf8(locale)).map(|_| ("LANG".to_owned(), "C.UTF-8".to_owned()));
+    lang.into_iter().collect()
+}
+
+fn is_utf8(locale: &str) -> bool {
+    let charset =
+        locale.split('@').next().and_then(|locale| locale.split_once('.')).map(|(_, charset)| charset);
+    charset.is_some_and(|charset| ["utf-8", "utf8"].contains(&charset.to_ascii_lowercase().as_str()))
+}
+
 /// Makes a path absolute.
 pub fn absolute(path: &Path) -> Result<PathBuf, Failure> {
     std::path::absolute(path).map_err(|error| {
@@ -87,4 +102,19 @@ pub fn allowed_hosts(offline: bool, more: &[String]) -> Result<Vec<String>, Fail
     let allow: Vec<String> = known.into_iter().chain(more.iter().cloned()).collect();
     fleet::check_rules(&allow)?;
     Ok(allow)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_locale_says_whether_it_is_utf_8() {
+        for locale in ["C.UTF-8", "en_GB.utf8", "de_DE.UTF-8@euro", "C.utf-8"] {
+            assert!(is_utf8(locale), "{locale}");
+        }
+        for locale in ["C", "POSIX", "de_DE", "de_DE.ISO-8859-1", "de_DE@euro", "utf8", "ja_JP.eucJP"] {
+            assert!(!is_utf8(locale), "{locale}");
+        }
+    }
 }

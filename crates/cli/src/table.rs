@@ -23,6 +23,16 @@ impl Table {
         self.rows.push(cells.iter().map(|cell| visible(cell)).collect());
     }
 
+    /// Removes the columns in which every cell below the head is `-`.
+    pub fn drop_blank_columns(&mut self) {
+        let columns = self.rows.first().map_or(0, Vec::len);
+        for column in (0..columns).rev() {
+            if self.rows.len() > 1 && self.rows[1..].iter().all(|row| row[column] == "-") {
+                self.rows.iter_mut().for_each(|row| drop(row.remove(column)));
+            }
+        }
+    }
+
     /// The text, with `indent` in front of each line.
     pub fn render(&self, indent: &str) -> String {
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
@@ -50,6 +60,15 @@ fn len(cell: &str) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_column_that_says_nothing_is_left_out() {
+        let mut table = Table::new(&["ID", "NAME", "WORK"]);
+        table.row(["a", "-", "-"]);
+        table.row(["b", "-", "landed"]);
+        table.drop_blank_columns();
+        assert_eq!(table.render(""), "ID  WORK\na   -\nb   landed\n");
+    }
 
     #[test]
     fn columns_are_aligned_and_escapes_are_shown() {

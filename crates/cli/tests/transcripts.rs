@@ -85,6 +85,21 @@ fn a_command_must_be_named() {
 }
 
 #[test]
+fn a_network_that_means_nothing_is_refused() {
+    check(
+        "$ pal create --net registry\nerror: invalid value 'registry' for '--net <PRESET>': there is no network preset \
+         \"registry\": the presets are closed, registries, models, git, open; to allow one host: --allow HOST:PORT\n  \
+         hint: see `pal create --help`\n[2]",
+    );
+    let rule = "write a name and a port such as `pypi.org:443`, `*.example.org:443` or `db.example.org:5432`, followed by \
+                `+private` for a host of your own network, or `+plain` for plain http";
+    check(&format!(
+        "$ pal net allow k3v9 https://pypi.org\nerror: invalid value 'https://pypi.org' for '<TARGET>...': \
+         \"https://pypi.org\" is not a rule: {rule}\n  hint: see `pal net --help`\n[2]"
+    ));
+}
+
+#[test]
 fn limits_that_mean_nothing_are_refused() {
     let bad = |flag: &str, value: &str, name: &str, why: &str| {
         check(&format!(
@@ -121,6 +136,23 @@ fn limits_that_mean_nothing_are_refused() {
     bad("--mount", "/a:/b:rx", mount, "a mount ends with :ro, :rw or :rw,unprotected");
     bad("--mount", "/a:/b,type=9p", mount, "a directory is shared by: virtiofs");
     bad("--env", "NAME", "NAME=VALUE", "write NAME=VALUE");
+}
+
+#[test]
+fn a_name_that_cannot_be_one_is_refused_with_its_grammar() {
+    for name in ["Web", "a_b", "a.b", "-", "a-"] {
+        check(&format!(
+            "$ pal create --name={name}\nerror: invalid value '{name}' for '--name <NAME>': \"{name}\" cannot name a Body: \
+             a name is 1 to 63 of a-z, 0-9 and `-`, and neither begins nor ends with `-`\n  \
+             hint: see `pal create --help`\n[2]"
+        ));
+    }
+    check(
+        "$ pal limit x\nerror: the following required arguments were not provided: \
+         <--memory <SIZE>|--cpus <COUNT>|--pids <COUNT>|--disk <SIZE>|--inodes <COUNT>|--timeout <DURATION>>\n  \
+         hint: usage: pal limit <--memory <SIZE>|--cpus <COUNT>|--pids <COUNT>|--disk <SIZE>|--inodes <COUNT>|--timeout <DURATION>> <BODY>\n  \
+         hint: see `pal limit --help`\n[2]",
+    );
 }
 
 #[test]
@@ -211,6 +243,8 @@ fn an_unknown_body_is_not_found_by_any_verb() {
         "exec nobody -- true",
         "shell nobody",
         "inspect nobody",
+        "ps nobody",
+        "limit nobody --pids 10",
         "logs nobody",
         "cp nobody:/etc/passwd /tmp/nowhere",
         "start nobody",
@@ -219,6 +253,7 @@ fn an_unknown_body_is_not_found_by_any_verb() {
         "pause --swap nobody",
         "suspend nobody",
         "save nobody",
+        "prepare nobody",
         "wip nobody",
         "resume nobody",
         "rm nobody",
@@ -270,19 +305,24 @@ fn a_data_directory_that_cannot_be_used_is_told_with_a_hint() {
 }
 
 /// Every command, so that each one has help.
-const VERBS: [&str; 33] = [
+const VERBS: [&str; 39] = [
     "up",
+    "prepare",
     "run",
     "create",
     "exec",
     "shell",
     "ls",
     "inspect",
+    "ps",
+    "limit",
+    "net",
     "logs",
     "diff",
     "log",
     "compare",
     "land",
+    "sync",
     "save",
     "cp",
     "start",
@@ -301,6 +341,7 @@ const VERBS: [&str; 33] = [
     "gc",
     "df",
     "config",
+    "agent",
     "serve",
     "keys",
     "completions",

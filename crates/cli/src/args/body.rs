@@ -2,14 +2,17 @@
 
 use std::{path::Path, time::Duration};
 
-use fleet::{Create, LimitRequest};
+use fleet::{Create, LimitRequest, NetworkRequest};
 use proto::{
-    Failure, Kind, Layer, Size,
+    BodyName, Failure, Kind, Layer, Size,
     spec::{Life, Mount},
     vm::{Engine, Sharing},
 };
 
-use super::values::{self, MountArg};
+use super::{
+    NetworkArgs,
+    values::{self, MountArg},
+};
 use crate::settings::absolute;
 
 /// Create a Body and leave it running; print its id.
@@ -19,6 +22,9 @@ use crate::settings::absolute;
 /// Example: pal create --memory 512MiB
 #[derive(Debug, Clone, clap::Args)]
 pub struct BodyArgs {
+    /// Name the Body; every command takes the name in place of the id
+    #[arg(long, value_name = "NAME")]
+    name: Option<BodyName>,
     /// Isolate the Body by this layer; without it, by the strongest that runs at interactive speed on this
     /// host
     #[arg(long, value_name = "LAYER")]
@@ -26,9 +32,9 @@ pub struct BodyArgs {
     /// Run a microVM under this hypervisor: qemu, cloud-hypervisor or firecracker; the last two need KVM
     #[arg(long, value_name = "ENGINE")]
     engine: Option<Engine>,
-    /// Start from this template: `host`, a name, or the id or name of a snapshot
-    #[arg(long, value_name = "TEMPLATE", default_value = "host")]
-    template: String,
+    /// Start from this template: `host`, which is the default, a name, or the id or name of a snapshot
+    #[arg(long, value_name = "TEMPLATE")]
+    pub template: Option<String>,
     /// Limit its memory, such as 512MiB
     #[arg(long, value_name = "SIZE", value_parser = values::size, allow_hyphen_values = true)]
     memory: Option<Size>,
@@ -70,12 +76,20 @@ pub struct BodyArgs {
     /// Run its commands as this user
     #[arg(long, short = 'u', value_name = "USER")]
     user: Option<String>,
+    /// The network.
+    #[command(flatten)]
+    network: NetworkArgs,
     /// Boot a microVM, even if a snapshot of a booted one could be restored
     #[arg(long, alias = "cold")]
     boot: bool,
 }
 
 impl BodyArgs {
+    /// The network that the Body asks for.
+    pub fn network(&self) -> NetworkRequest {
+        self.network.request()
+    }
+
     /// The request to create this Body.
     pub fn request(self, life: Life, wall: Option<Duration>) -> Result<Create, Failure> {
         let limits = LimitRequest {
@@ -93,9 +107,10 @@ impl BodyArgs {
         };
         let share = self.sharing()?;
         Ok(Create {
+            name: self.name,
             layer: self.layer,
             engine: self.engine,
-            template: self.template,
+            template: self.template.unwrap_or_else(|| "host".into()),
             limits,
             env: self.env.into_iter().collect(),
             mounts: self.mount.into_iter().map(|arg| here(arg.mount)).collect::<Result<_, _>>()?,

@@ -32,11 +32,11 @@ pub struct RunArgs {
 
 /// Run a command in a running Body.
 ///
-/// `pal` exits with the command's exit status.
+/// `pal` exits with the command's exit status. Without BODY, the only Body of the current repository is meant.
 ///
 /// Example: pal exec k3v9 -- ls -l /
 #[derive(Debug, clap::Args)]
-#[command(override_usage = "pal exec [OPTIONS] <BODY> -- <CMD>...")]
+#[command(override_usage = "pal exec [OPTIONS] [BODY] -- <CMD>...")]
 pub struct ExecArgs {
     /// The options of standard input and the terminal.
     #[command(flatten)]
@@ -53,7 +53,7 @@ pub struct ExecArgs {
     /// Kill the command after this time, such as 90s, 10m or 2h
     #[arg(long, value_name = "DURATION", value_parser = values::timeout, allow_hyphen_values = true)]
     pub timeout: Option<Duration>,
-    /// The Body: its id, or the beginning of it
+    /// The Body: its id, the beginning of it, or its name
     #[arg(value_name = "BODY")]
     pub body: String,
     /// The command and its arguments
@@ -82,13 +82,14 @@ pub struct StdioArgs {
 /// Open a shell in a Body.
 ///
 /// On a terminal it is a login shell (bash if the Body has it, else sh); from a pipe, `sh` reads commands.
+/// Without BODY, the only Body of the current repository is meant.
 ///
 /// Example: pal shell k3v9
 #[derive(Debug, clap::Args)]
 pub struct ShellArgs {
-    /// The Body: its id, or the beginning of it
+    /// The Body: its id, the beginning of it, or its name
     #[arg(value_name = "BODY")]
-    pub body: String,
+    pub body: Option<String>,
     /// Run the shell as this user
     #[arg(long, short = 'u', value_name = "USER")]
     pub user: Option<String>,

@@ -1,7 +1,9 @@
 //! The arguments of `pal`. The doc comments are the help texts.
 
+mod agent;
 mod body;
 mod exec;
+mod network;
 mod serve;
 mod templates;
 pub mod values;
@@ -13,16 +15,25 @@ use std::{ffi::OsString, os::unix::ffi::OsStrExt};
 use clap::{Parser, Subcommand};
 use fleet::Durability;
 
+pub use agent::{
+    AgentAnswerArgs, AgentApproveArgs, AgentArg, AgentArgs, AgentCommand, AgentDenyArgs, AgentExportArgs,
+    AgentForkArgs, AgentListArgs, AgentRemoveArgs, AgentResumeArgs, AgentRewindArgs, AgentRunArgs,
+    AgentSendArgs, AgentShowArgs, AgentsArg,
+};
 pub use body::BodyArgs;
 pub use exec::{ExecArgs, RunArgs, ShellArgs, StdioArgs};
+pub use network::{NetArgs, NetCommand, NetWatchArgs, NetworkArgs};
 pub use serve::{KeysArgs, KeysCommand, NewKeyArgs, ServeArgs};
 pub use templates::{ImportArgs, PullArgs, SetupArgs, TemplateArgs, TemplateCommand};
 pub use verbs::{
     BodiesArg, BodyArg, CompletionsArgs, CopyArgs, EventsArgs, EventsCommand, ForkArgs, GcArgs, HomeArgs,
-    HomeCommand, HomesArgs, LogsArgs, PauseArgs, RemoveArgs, SnapshotArgs, SnapshotCommand, SnapshotsArgs,
-    StopArgs,
+    HomeCommand, HomesArgs, LimitArgs, LogsArgs, PauseArgs, RemoveArgs, SnapshotArgs, SnapshotCommand,
+    SnapshotsArgs, StopArgs,
 };
-pub use work::{CompareArgs, ConfigArgs, ConfigCommand, DiffArgs, LandArgs, LogArgs, UpArgs};
+pub use work::{
+    CompareArgs, ConfigArgs, ConfigCommand, DiffArgs, LandArgs, LogArgs, PrepareArgs, RepoArgs, SyncArgs,
+    UpArgs,
+};
 
 use crate::output::Format;
 
@@ -84,9 +95,9 @@ impl Cli {
                 "run" => SingleVerb::try_parse_from(words())
                     .map(|SingleVerb { common, verb }| (common, CliCommand::Run(verb)))
                     .ok(),
-                "exec" => SingleVerb::try_parse_from(words())
-                    .map(|SingleVerb { common, verb }| (common, CliCommand::Exec(verb)))
-                    .ok(),
+                "exec" => exec_alone(rest, before)
+                    .or_else(|| SingleVerb::try_parse_from(words()).ok())
+                    .map(|SingleVerb { common, verb }| (common, CliCommand::Exec(verb))),
                 _ => None,
             }
         });
@@ -95,6 +106,25 @@ impl Cli {
             None => Cli::try_parse_from(argv),
         }
     }
+}
+
+/// The key of an `exec` that names no Body: the only Body of the current repository is meant.
+pub const ONLY_BODY: &str = ".";
+
+/// Parses an `exec` that names no Body in front of its `--`; none if it names one, or is wrong.
+fn exec_alone(words: &[OsString], before: &[OsString]) -> Option<SingleVerb<ExecArgs>> {
+    let end = words.iter().position(|word| word == "--")?;
+    let is_option = |word: &OsString| word.as_bytes().starts_with(b"-");
+    // A word that follows no option can only be the Body; one that follows an option may be its value.
+    if words[..end].windows(2).any(|pair| !is_option(&pair[0]) && !is_option(&pair[1])) {
+        return None;
+    }
+    let only = OsString::from(ONLY_BODY);
+    let (options, command) = words.split_at(end);
+    let words = options[..1].iter().chain(before).chain(&options[1..]).chain([&only]).chain(command);
+    SingleVerb::try_parse_from(words)
+        .ok()
+        .filter(|parsed: &SingleVerb<ExecArgs>| parsed.verb.body == ONLY_BODY)
 }
 
 /// The position of the first argument that is neither an option nor an option's value.
@@ -123,11 +153,15 @@ impl GlobalArgs {
 #[derive(Debug, Subcommand)]
 pub enum CliCommand {
     Up(Box<UpArgs>),
+    Prepare(PrepareArgs),
     Run(Box<RunArgs>),
     Create(Box<BodyArgs>),
     Exec(ExecArgs),
     Shell(ShellArgs),
-    /// List the Bodies.
+    /// List the Bodies, those of the current repository first.
+    ///
+    /// WORK says what is known of the work in its repositories: `unlanded`, `landed`, or `changed` for files that
+    /// changed since the last save and may be build products. LIMITS has those that differ from the usual ones.
     ///
     /// Example: pal ls
     #[command(visible_alias = "list")]
@@ -136,11 +170,18 @@ pub enum CliCommand {
     ///
     /// Example: pal inspect k3v9
     Inspect(BodyArg),
+    /// List the processes in a Body.
+    ///
+    /// Example: pal ps k3v9
+    Ps(BodyArg),
+    Limit(LimitArgs),
+    Net(NetArgs),
     Logs(LogsArgs),
     Diff(DiffArgs),
     Log(LogArgs),
     Compare(CompareArgs),
     Land(LandArgs),
+    Sync(SyncArgs),
     /// Save the work of Bodies to their repositories; print the commits that hold it.
     ///
     /// All tracked and untracked files go to refs/palisade/BODY/wip. `pal stop` and `pal rm` save the work,
@@ -189,6 +230,7 @@ pub enum CliCommand {
     /// Example: pal df
     Df,
     Config(ConfigArgs),
+    Agent(AgentArgs),
     Serve(ServeArgs),
     Keys(KeysArgs),
     Completions(CompletionsArgs),
@@ -221,6 +263,31 @@ mod tests {
                 format!("{:?}", Cli::read(&argv).unwrap())
             };
             assert_eq!(read(earlier), read(now), "{earlier}");
+        }
+    }
+
+    #[test]
+    fn an_exec_without_a_body_means_the_only_one() {
+        let read = |line: &str| {
+            let argv: Vec<OsString> = std::iter::once("pal").chain(line.split(' ')).map(Into::into).collect();
+            match Cli::read(&argv).unwrap().command {
+                CliCommand::Exec(args) => (args.body, args.command.join(" ")),
+                other => panic!("{other:?}"),
+            }
+        };
+        for (line, body, command) in [
+            ("exec -- ls -l", ".", "ls -l"),
+            ("exec -it -- sh", ".", "sh"),
+            ("--json exec -u root --timeout 5s -- ls k3v9", ".", "ls k3v9"),
+            ("exec -u root -- ls -- x", ".", "ls -- x"),
+            ("exec k3v9 -- ls -l", "k3v9", "ls -l"),
+            ("exec -i k3v9 -- ls", "k3v9", "ls"),
+            ("exec -u root k3v9 -- ls", "k3v9", "ls"),
+            ("exec k3v9 -u root -- ls", "k3v9", "ls"),
+            ("exec k3v9 ls -- -l", "k3v9", "ls -- -l"),
+            ("exec k3v9 ls -l", "k3v9", "ls -l"),
+        ] {
+            assert_eq!(read(line), (body.to_owned(), command.to_owned()), "{line}");
         }
     }
 

@@ -23,7 +23,7 @@ pub struct ServeArgs {
     /// Listen on an address that other hosts can reach, without encryption
     #[arg(long)]
     pub insecure: bool,
-    /// Encrypt with TLS, by a self-signed certificate unless --cert gives one
+    /// Encrypt with TLS, by a certificate of an authority of its own unless --cert gives one
     #[arg(long)]
     pub tls: bool,
     /// Use this certificate chain, in PEM
@@ -35,6 +35,9 @@ pub struct ServeArgs {
     /// Create no more Bodies than this
     #[arg(long, value_name = "COUNT", value_parser = values::count, default_value = "2000")]
     pub max_bodies: u32,
+    /// Accept no more connections of one address at a time than this
+    #[arg(long, value_name = "COUNT", value_parser = values::count, default_value = "2048")]
+    pub max_peer_connections: u32,
     /// Create no Body while the host has less free memory than this
     #[arg(long, value_name = "SIZE", value_parser = values::size, default_value = "256MiB")]
     pub reserve: Size,
@@ -42,6 +45,10 @@ pub struct ServeArgs {
     /// in front, without encryption
     #[arg(long = "registry", value_name = "HOST[:PORT]")]
     pub registries: Vec<String>,
+    /// Let keys of scope run, and programs written for E2B, give their Bodies a network of public hosts: allow or
+    /// deny; admin keys always may
+    #[arg(long, value_name = "WHICH", default_value = "deny", value_parser = ["allow", "deny"])]
+    pub internet: String,
     /// Allow commands of builds to reach this host, too, besides package registries and distribution mirrors;
     /// add `+plain` for plain http, `+private` for a host of your own network
     #[arg(long, value_name = "HOST:PORT")]
@@ -99,6 +106,10 @@ pub struct NewKeyArgs {
     /// The permissions: read (view), run (create, use and end Bodies), admin (everything)
     #[arg(long, value_name = "SCOPE", default_value = "run", value_parser = ["read", "run", "admin"])]
     pub scope: String,
+    /// The Bodies that the key reaches besides its own: own (no others), all, or label=NAME=VALUE for those whose
+    /// metadata has that pair
+    #[arg(long, value_name = "BODIES")]
+    pub reach: Option<String>,
     /// Limit the Bodies of the key at one time
     #[arg(long, value_name = "COUNT", value_parser = values::count)]
     pub bodies: Option<u32>,

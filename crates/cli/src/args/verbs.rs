@@ -2,14 +2,73 @@
 
 use std::{ffi::OsString, time::Duration};
 
+use fleet::LimitRequest;
+use proto::{BodyName, Size};
+
 use super::values;
 
 /// A command about one Body.
 #[derive(Debug, clap::Args)]
 pub struct BodyArg {
-    /// The Body: its id, or the beginning of it
+    /// The Body: its id, the beginning of it, or its name; without it, the only Body of the current
+    /// repository
+    #[arg(value_name = "BODY")]
+    pub body: Option<String>,
+}
+
+/// Change limits of a Body; print its id.
+///
+/// A running Body of layer `process` gets them at once, as far as cgroups limit it; a microVM gets them at its
+/// next start. `pal inspect` shows all limits.
+///
+/// Example: pal limit k3v9 --memory 4GiB
+#[derive(Debug, clap::Args)]
+pub struct LimitArgs {
+    /// The Body: its id, the beginning of it, or its name
     #[arg(value_name = "BODY")]
     pub body: String,
+    /// The limits to change.
+    #[command(flatten)]
+    pub limits: NewLimitArgs,
+}
+
+/// The limits to change; at least one.
+#[derive(Debug, clap::Args)]
+#[group(required = true, multiple = true)]
+pub struct NewLimitArgs {
+    /// Limit its memory, such as 512MiB
+    #[arg(long, value_name = "SIZE", value_parser = values::size, allow_hyphen_values = true)]
+    memory: Option<Size>,
+    /// Limit its CPU time, in CPUs, such as 1.5
+    #[arg(long, value_name = "COUNT", value_parser = values::cpus, allow_hyphen_values = true)]
+    cpus: Option<u32>,
+    /// Limit its processes and threads
+    #[arg(long, value_name = "COUNT", value_parser = values::count, allow_hyphen_values = true)]
+    pids: Option<u32>,
+    /// Limit the bytes that it may write to its own files
+    #[arg(long, value_name = "SIZE", value_parser = values::size, allow_hyphen_values = true)]
+    disk: Option<Size>,
+    /// Limit the files and directories that it may create
+    #[arg(long, value_name = "COUNT", value_parser = values::count, allow_hyphen_values = true)]
+    inodes: Option<u32>,
+    /// End it this long after its start, such as 90s, 10m or 2h
+    #[arg(long, value_name = "DURATION", value_parser = values::timeout, allow_hyphen_values = true)]
+    timeout: Option<Duration>,
+}
+
+impl NewLimitArgs {
+    /// The request for them.
+    pub fn request(&self) -> LimitRequest {
+        LimitRequest {
+            memory: self.memory,
+            cpu_milli: self.cpus,
+            pids: self.pids,
+            disk: self.disk,
+            inodes: self.inodes.map(u64::from),
+            wall: self.timeout,
+            ..LimitRequest::default()
+        }
+    }
 }
 
 /// Print the output of a Body's commands, those of E2B clients included.
@@ -19,7 +78,7 @@ pub struct BodyArg {
 /// Example: pal logs k3v9
 #[derive(Debug, clap::Args)]
 pub struct LogsArgs {
-    /// The Body: its id, or the beginning of it
+    /// The Body: its id, the beginning of it, or its name
     #[arg(value_name = "BODY")]
     pub body: String,
     /// Show the newest N commands
@@ -33,7 +92,7 @@ pub struct LogsArgs {
 /// A command about several Bodies.
 #[derive(Debug, clap::Args)]
 pub struct BodiesArg {
-    /// The Bodies: their ids, or the beginnings of them
+    /// The Bodies: their ids, the beginnings of them, or their names
     #[arg(required = true, value_name = "BODY")]
     pub bodies: Vec<String>,
 }
@@ -42,10 +101,14 @@ pub struct BodiesArg {
 ///
 /// One side is `BODY:PATH`, the other a path of the host (write `./a:b` for a path with a colon). Directories
 /// are copied with their contents; if the target is an existing directory, the source is copied into it.
+/// Git directories do not come out of a Body: bring commits out with `pal land` or `pal save`.
 ///
 /// Example: pal cp notes.txt k3v9:/tmp
 #[derive(Debug, clap::Args)]
 pub struct CopyArgs {
+    /// Copy git directories out as well, although git on this host will run what their settings name
+    #[arg(long)]
+    pub with_git: bool,
     /// The source
     #[arg(value_name = "SRC")]
     pub source: OsString,
@@ -108,7 +171,7 @@ pub struct RemoveArgs {
 #[derive(Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct SnapshotArgs {
-    /// The Body: its id, or the beginning of it
+    /// The Body: its id, the beginning of it, or its name
     #[arg(value_name = "BODY", required = true)]
     pub body: Option<String>,
     /// Name the snapshot
@@ -195,11 +258,14 @@ pub struct HomesArgs {
 /// Example: pal fork k3v9 -n 3
 #[derive(Debug, clap::Args)]
 pub struct ForkArgs {
+    /// Name the new Body; several are named NAME-1, NAME-2, …
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<BodyName>,
     /// Create this many Bodies
     #[arg(long, short = 'n', value_name = "COUNT", default_value = "1", value_parser = values::forks,
         allow_hyphen_values = true)]
     pub count: u32,
-    /// The Body: its id, or the beginning of it
+    /// The Body: its id, the beginning of it, or its name
     #[arg(value_name = "BODY")]
     pub body: String,
 }

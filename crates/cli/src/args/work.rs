@@ -13,6 +13,20 @@ use super::{BodyArgs, StdioArgs, values};
 /// Example: pal up --committed -- git log -1 --oneline
 #[derive(Debug, clap::Args)]
 pub struct UpArgs {
+    /// The repositories and the Body.
+    #[command(flatten)]
+    pub work: RepoArgs,
+    /// The options of standard input and the terminal.
+    #[command(flatten)]
+    pub wires: StdioArgs,
+    /// Run this command in the Body after it is ready
+    #[arg(last = true, value_name = "COMMAND")]
+    pub command: Vec<String>,
+}
+
+/// The repositories of a new Body, and the Body itself.
+#[derive(Debug, Clone, clap::Args)]
+pub struct RepoArgs {
     /// Use this repository, a path or an address, instead of that of the current directory; may be repeated
     #[arg(long, value_name = "PATH|URL")]
     pub repo: Vec<String>,
@@ -28,9 +42,15 @@ pub struct UpArgs {
     /// Include this ignored file or directory; may be repeated
     #[arg(long, value_name = "PATH", conflicts_with = "reference")]
     pub include: Vec<PathBuf>,
-    /// Install nothing of lockfiles, devcontainer.json or palisade.toml
+    /// Install nothing of lockfiles, devcontainer.json or palisade.toml; toolchains are still there
     #[arg(long)]
     pub no_prepare: bool,
+    /// Keep a Body to look into if a step of the preparation fails
+    #[arg(long, conflicts_with = "no_prepare")]
+    pub keep: bool,
+    /// Create the Body even if steps of the preparation fail; `pal inspect` lists them
+    #[arg(long, conflicts_with_all = ["no_prepare", "keep"])]
+    pub anyway: bool,
     /// Mount this home, which outlives the Body: the next Body that names it finds the same files
     #[arg(long, value_name = "NAME")]
     pub home: Option<String>,
@@ -41,15 +61,26 @@ pub struct UpArgs {
     /// The options of the Body.
     #[command(flatten)]
     pub body: BodyArgs,
-    /// The options of standard input and the terminal.
-    #[command(flatten)]
-    pub wires: StdioArgs,
-    /// Run this command in the Body after it is ready
-    #[arg(last = true, value_name = "COMMAND")]
-    pub command: Vec<String>,
+}
+
+/// Run the steps of the preparation that a Body lacks again, in the Body.
+///
+/// The Body is restarted for it, twice: while the steps run, its programs reach the registries as in `pal up`.
+///
+/// Example: pal prepare k3v9
+#[derive(Debug, clap::Args)]
+pub struct PrepareArgs {
+    /// Run all steps, not only those that the Body lacks
+    #[arg(long)]
+    pub all: bool,
+    /// The Body: its id, or the beginning of it
+    #[arg(value_name = "BODY")]
+    pub body: String,
 }
 
 /// Show what a Body changed: committed, uncommitted and untracked, compared with its beginning.
+///
+/// Without BODY, the only Body of the current repository is meant.
 ///
 /// Example: pal diff --stat k3v9
 #[derive(Debug, clap::Args)]
@@ -60,9 +91,9 @@ pub struct DiffArgs {
     /// Use this repository of a Body that has several
     #[arg(long, value_name = "NAME")]
     pub workspace: Option<String>,
-    /// The Body: its id, or the beginning of it
+    /// The Body: its id, the beginning of it, or its name
     #[arg(value_name = "BODY")]
-    pub body: String,
+    pub body: Option<String>,
     /// Show only these paths
     #[arg(value_name = "PATH")]
     pub paths: Vec<OsString>,
@@ -70,22 +101,25 @@ pub struct DiffArgs {
 
 /// List the commits of a Body, newest first.
 ///
+/// Without BODY, the only Body of the current repository is meant.
+///
 /// Example: pal log k3v9
 #[derive(Debug, clap::Args)]
 pub struct LogArgs {
     /// Use this repository of a Body that has several
     #[arg(long, value_name = "NAME")]
     pub workspace: Option<String>,
-    /// The Body: its id, or the beginning of it
+    /// The Body: its id, the beginning of it, or its name
     #[arg(value_name = "BODY")]
-    pub body: String,
+    pub body: Option<String>,
 }
 
 /// Put the work of a Body onto a branch of your repository.
 ///
-/// By default it goes to a new branch `pal/BODY`: the Body's commits, and one more for uncommitted work.
-/// Commits keep their author; you become the committer, and your git signs them if it is set to. No hook and
-/// no filter of the Body runs.
+/// By default it goes to a new branch `pal/BODY`: the Body's commits, and one more of yours for uncommitted
+/// work. Commits keep their author; you become the committer, and your git signs them if it is set to. The
+/// branch gains the changes that `pal diff` shows, and nothing else; `pal` names work that is left out. No hook
+/// and no filter of the Body runs. Without BODY, the only Body of the current repository is meant.
 ///
 /// Example: pal land --onto main k3v9
 #[derive(Debug, clap::Args)]
@@ -99,8 +133,8 @@ pub struct LandArgs {
     /// Land everything as one commit of yours
     #[arg(long, conflicts_with_all = ["pick", "committed"])]
     pub squash: bool,
-    /// Use this message for that commit
-    #[arg(long, short, value_name = "TEXT", requires = "squash")]
+    /// Use this message for that commit, or for the one of uncommitted work
+    #[arg(long, short, value_name = "TEXT", conflicts_with_all = ["pick", "committed", "patch", "queue"])]
     pub message: Option<String>,
     /// Land only this commit; may be repeated
     #[arg(long, value_name = "COMMIT")]
@@ -121,9 +155,35 @@ pub struct LandArgs {
     /// Use this repository of a Body that has several
     #[arg(long, value_name = "NAME", conflicts_with = "queue")]
     pub workspace: Option<String>,
-    /// The Body: its id, or the beginning of it; several with --queue
-    #[arg(required = true, value_name = "BODY")]
+    /// The Body: its id, the beginning of it, or its name; several with --queue
+    #[arg(required_if_eq("queue", "true"), value_name = "BODY")]
     pub bodies: Vec<String>,
+}
+
+/// Bring new commits of your branch into a running Body.
+///
+/// They become the branch `host/BRANCH` there, and no file changes: the Body's agent merges them or rebases onto
+/// them, and resolves conflicts. `pal diff` and `pal land` then compare with them. --merge and --rebase do that at
+/// once. No hook runs.
+///
+/// Example: pal sync --merge k3v9
+#[derive(Debug, clap::Args)]
+pub struct SyncArgs {
+    /// Bring in this branch instead of the one that the Body began on
+    #[arg(long, value_name = "BRANCH")]
+    pub branch: Option<String>,
+    /// Merge the commits in the Body
+    #[arg(long, conflicts_with = "rebase")]
+    pub merge: bool,
+    /// Rebase the Body's branch onto them
+    #[arg(long)]
+    pub rebase: bool,
+    /// Use this repository of a Body that has several
+    #[arg(long, value_name = "NAME")]
+    pub workspace: Option<String>,
+    /// The Body: its id, or the beginning of it
+    #[arg(value_name = "BODY")]
+    pub body: String,
 }
 
 /// Compare the work of several Bodies: files, lines, overlaps and conflicts.
@@ -131,10 +191,10 @@ pub struct LandArgs {
 /// Example: pal compare k3v9 m2hf
 #[derive(Debug, clap::Args)]
 pub struct CompareArgs {
-    /// Run this shell command in each, and print its exit code
+    /// Run this shell command in each, and print its exit code and the last line of a failure
     #[arg(long, value_name = "LINE")]
     pub test: Option<String>,
-    /// The Bodies: their ids, or the beginnings of them
+    /// The Bodies: their ids, the beginnings of them, or their names
     #[arg(required = true, num_args = 2.., value_name = "BODY")]
     pub bodies: Vec<String>,
 }

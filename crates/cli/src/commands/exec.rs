@@ -1,9 +1,9 @@
 //! `pal exec` and `pal shell`.
 
-use fleet::{ExecRequest, Fleet};
+use fleet::{Disconnect, ExecRequest, Fleet};
 use proto::Failure;
 
-use super::events::EventTail;
+use super::{choose, events::EventTail};
 use crate::{
     args::{ExecArgs, ShellArgs},
     output::Format,
@@ -21,29 +21,34 @@ pub async fn exec(fleet: &Fleet, args: ExecArgs, wire: StdioMode, format: Format
         user: args.user,
         workdir: args.workdir,
         timeout: args.timeout,
+        on_disconnect: if wire == StdioMode::Terminal { Disconnect::HangUp } else { Disconnect::Continue },
         ..ExecRequest::new(args.command)
     };
-    join(fleet, &args.body, request, wire, format).await
+    join(fleet, Some(&args.body), request, wire, format).await
 }
 
 /// Opens a shell.
 pub async fn shell(fleet: &Fleet, args: ShellArgs, wire: StdioMode, format: Format) -> Result<u8, Failure> {
     let argv: &[&str] = if wire == StdioMode::Terminal { &LOGIN } else { &["sh"] };
-    let request =
-        ExecRequest { user: args.user, workdir: args.workdir, ..ExecRequest::new(argv.iter().copied()) };
-    join(fleet, &args.body, request, wire, format).await
+    let request = ExecRequest {
+        user: args.user,
+        workdir: args.workdir,
+        on_disconnect: Disconnect::HangUp,
+        ..ExecRequest::new(argv.iter().copied())
+    };
+    join(fleet, args.body.as_deref(), request, wire, format).await
 }
 
 /// Runs a request in a running Body, attached to our standard input and output.
 pub async fn join(
     fleet: &Fleet,
-    key: &str,
+    key: Option<&str>,
     mut request: ExecRequest,
     wire: StdioMode,
     format: Format,
 ) -> Result<u8, Failure> {
     wire.apply(&mut request)?;
-    let view = fleet.find(key)?;
+    let view = choose::body(fleet, key)?;
     let mut tail = EventTail::new(fleet, format)?;
     let mut signals = StopSignals::listen()?;
     let manner =

@@ -3,7 +3,10 @@
 use fleet::{BodyView, Fleet};
 use proto::{Enforcement, Failure, MechanismStatus, Size, launch::GuestEnd, spec::Mount, vm::VmMetrics};
 
-use super::list::cpus;
+use super::{
+    choose,
+    list::{self, cpus},
+};
 use crate::{
     age,
     output::{self, Format},
@@ -11,27 +14,43 @@ use crate::{
 };
 
 /// Shows a Body.
-pub fn inspect(fleet: &Fleet, key: &str, format: Format) -> Result<(), Failure> {
-    let view = fleet.find(key)?;
+pub fn inspect(fleet: &Fleet, key: Option<&str>, format: Format) -> Result<(), Failure> {
+    let view = choose::body(fleet, key)?;
     let metrics = fleet.access().metrics(view.id());
     match format {
         Format::Json => {
-            let mut shown = serde_json::to_value(&view).unwrap_or_default();
+            let mut shown = list::shown(fleet, &view);
             if let Some(metrics) = metrics {
                 shown["metrics"] = serde_json::json!(metrics);
             }
             output::json(&shown)
         }
-        Format::Text => output::data(text(&view, metrics.as_ref()).as_bytes()),
+        Format::Text => output::data(text(fleet, &view, metrics.as_ref()).as_bytes()),
     }
 }
 
-fn text(view: &BodyView, metrics: Option<&VmMetrics>) -> String {
+fn text(fleet: &Fleet, view: &BodyView, metrics: Option<&VmMetrics>) -> String {
     let mut table = facts(view);
+    workspaces(fleet, view, &mut table);
     if let Some(metrics) = metrics {
         used(metrics, &mut table);
     }
     format!("{}\nenforcement: {}", table.render(""), record(&view.enforcement))
+}
+
+/// Each repository in it: where it is, where it came from, and the state of the work.
+fn workspaces(fleet: &Fleet, view: &BodyView, table: &mut Table) {
+    let all = &view.spec.workspaces;
+    let states = if all.is_empty() { Vec::new() } else { fleet.workspaces().states(view) };
+    for (workspace, state) in all.iter().zip(states) {
+        let repository = &workspace.repository;
+        let files =
+            if repository.ends_with(".git") { repository.parent().unwrap_or(repository) } else { repository };
+        table.row(["workspace", &format!("{} at {}", list::workspace(workspace), workspace.path())]);
+        table.row(["repository", &files.display().to_string()]);
+        table.row(["commit", &workspace.commit]);
+        table.row(["work", state.name()]);
+    }
 }
 
 /// The resource use of its microVM.
@@ -53,6 +72,7 @@ fn facts(view: &BodyView) -> Table {
     let spec = &view.spec;
     let mut table = Table::bare();
     table.row(["id", spec.id.as_str()]);
+    spec.name.iter().for_each(|name| table.row(["name", name.as_str()]));
     table.row(["status", &status(view)]);
     table.row(["layer", spec.layer.name()]);
     table.row(["template", &spec.template]);
@@ -69,6 +89,10 @@ fn facts(view: &BodyView) -> Table {
         if let Some(value) = value {
             table.row([name, &value]);
         }
+    }
+    for missing in &view.missing_steps {
+        let why = proto::text::visible(&missing.why);
+        table.row(["prepared", &format!("in part, without {}: {why}", missing.title())]);
     }
     spec.snapshots.iter().for_each(|snapshot| table.row(["snapshot", snapshot.as_str()]));
     limits(view, &mut table);
@@ -97,7 +121,8 @@ fn mount(mount: &Mount) -> String {
     format!("{} at {} ({})", mount.source.display(), mount.target.display(), mount.access.name())
 }
 
-fn status(view: &BodyView) -> String {
+/// The status, and why a dead Body died.
+pub fn status(view: &BodyView) -> String {
     let name = view.status.name();
     match &view.end {
         None => name.to_owned(),

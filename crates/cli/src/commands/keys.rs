@@ -1,12 +1,9 @@
 //! `pal keys`: the API keys of `pal serve`.
 
 use fleet::Fleet;
-use proto::{
-    Failure,
-    event_data::{KeyCreated, KeyRevoked},
-};
+use proto::{Failure, event_data::KeyRevoked};
 use serde_json::json;
-use server::{KeyStore, Quota, Scope};
+use server::{KeyReach, KeyStore, KeyTerms, Quota, Scope};
 
 use crate::{
     age,
@@ -37,17 +34,18 @@ fn create(fleet: &Fleet, keys: &KeyStore, args: &NewKeyArgs, format: Format) -> 
         memory_bytes: args.memory.map(|size| size.0),
         disk_bytes: args.disk.map(|size| size.0),
     };
-    let made = keys.make_with(&args.name, scope, quota)?;
-    fleet.log().note(KeyCreated {
-        key: made.id.clone(),
-        name: args.name.clone(),
-        scope: scope.into(),
-        quota: quota.into(),
-    })?;
+    let reach = args.reach.as_deref().map(str::parse).transpose()?;
+    let (record, made) = keys.make(&KeyTerms { name: args.name.clone(), scope, reach, quota })?;
+    fleet.log().note(record.created_event())?;
     match format {
         Format::Text => {
             output::line(&made.secret)?;
             output::talk(&format!("key {} is new; `pal` does not print it again", made.id));
+            if scope == Scope::Read && record.full_reach() == KeyReach::Own {
+                output::talk(
+                    "it sees no Body: a key of scope read creates none, and this one reaches no others\n  hint: pal keys create NAME --scope read --reach all",
+                );
+            }
             Ok(())
         }
         Format::Json => output::json(&json!({ "id": made.id, "secret": made.secret })),
@@ -58,7 +56,7 @@ fn list(keys: &KeyStore, format: Format) -> Result<(), Failure> {
     let records = keys.all()?;
     if format == Format::Json {
         let shown = records.iter().map(|record| {
-            json!({ "id": record.id, "name": record.name, "scope": record.scope, "quota": record.quota,
+            json!({ "id": record.id, "name": record.name, "scope": record.scope, "reach": record.full_reach(), "quota": record.quota,
                 "created_at": record.created_at, "revoked_at": record.revoked_at })
         });
         return output::json_lines(shown);
@@ -67,7 +65,7 @@ fn list(keys: &KeyStore, format: Format) -> Result<(), Failure> {
         output::talk("no keys\n  hint: create one with `pal keys create NAME`");
         return Ok(());
     }
-    let mut table = Table::new(&["ID", "NAME", "SCOPE", "STATE", "AGE"]);
+    let mut table = Table::new(&["ID", "NAME", "SCOPE", "REACH", "STATE", "AGE"]);
     for record in &records {
         let scope = json!(record.scope);
         let state = if record.revoked_at.is_some() { "revoked" } else { "valid" };
@@ -76,6 +74,7 @@ fn list(keys: &KeyStore, format: Format) -> Result<(), Failure> {
             &record.id,
             &name,
             scope.as_str().unwrap_or_default(),
+            &proto::text::visible(&record.full_reach().to_string()),
             state,
             &age::since(&record.created_at),
         ]);

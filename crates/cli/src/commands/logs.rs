@@ -11,16 +11,16 @@ use crate::{
 
 /// Prints the output of a Body's commands to stdout, and which commands those were to stderr.
 pub fn logs(fleet: &Fleet, args: &LogsArgs, format: Format) -> Result<(), Failure> {
-    let view = fleet.find(&args.body)?;
+    let id = fleet.execs().find_logged(&args.body)?;
     // One more than is shown says whether older commands are left out.
     let range = if args.all { LogRange::All } else { LogRange::Newest(args.last.saturating_add(1)) };
-    let mut entries = fleet.execs().logs(view.id(), range)?;
+    let mut entries = fleet.execs().logs(&id, range)?;
     if entries.is_empty() && format == Format::Text {
-        output::talk(&format!("no commands yet\n  hint: run one with `pal exec {} -- CMD`", view.id()));
+        output::talk(&format!("no commands yet\n  hint: run one with `pal exec {id} -- CMD`"));
     }
     if !args.all && entries.len() > args.last {
         entries.remove(0);
-        output::talk(&format!("# older commands are not shown; `pal logs --all {}` shows them", view.id()));
+        output::talk(&format!("# older commands are not shown; `pal logs --all {id}` shows them"));
     }
     for entry in &entries {
         match format {

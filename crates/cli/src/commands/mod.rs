@@ -1,5 +1,7 @@
 //! The commands, one file for each group.
 
+mod agent;
+mod choose;
 mod completions;
 mod copy;
 mod create;
@@ -11,8 +13,11 @@ mod homes;
 mod inspect;
 mod keys;
 mod life;
+mod limit;
 mod list;
 mod logs;
+mod net;
+mod ps;
 mod run;
 mod serve;
 mod snapshot;
@@ -27,7 +32,7 @@ use proto::{Failure, Kind};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::{
-    args::{Cli, CliCommand},
+    args::{AgentCommand, Cli, CliCommand},
     output::Format,
     session::StdioMode,
     settings,
@@ -55,8 +60,12 @@ async fn act(
     command: CliCommand,
     format: Format,
 ) -> Result<u8, Failure> {
-    let fleet = || Fleet::open(config()?);
-    let to_create = || Fleet::open_to_create(config()?);
+    let attentive = |fleet: Fleet| {
+        fleet.microvms().on_notice(crate::output::talk);
+        with_env(fleet)
+    };
+    let fleet = || Fleet::open(config()?).map(attentive);
+    let to_create = || Fleet::open_to_create(config()?).map(attentive);
     match command {
         CliCommand::Run(args) => {
             let wire = StdioMode::choose(args.wires, format)?;
@@ -66,6 +75,11 @@ async fn act(
             return run::run(&fleet, *args, wire, format).await;
         }
         CliCommand::Up(args) => return work::up(&to_create()?, *args, format).await,
+        CliCommand::Prepare(args) => return work::prepare(&fleet()?, &args, format).await,
+        CliCommand::Agent(args) => {
+            let fleet = if matches!(args.command, AgentCommand::Run(_)) { to_create()? } else { fleet()? };
+            return agent::agent(fleet, config()?.durability, args.command, format).await;
+        }
         CliCommand::Exec(args) => {
             let wire = StdioMode::choose(args.wires, format)?;
             return exec::exec(&fleet()?, args, wire, format).await;
@@ -76,7 +90,10 @@ async fn act(
         }
         CliCommand::Create(args) => create::create(&to_create()?, *args, format).await,
         CliCommand::Ls => list::list(&fleet()?, format),
-        CliCommand::Inspect(args) => inspect::inspect(&fleet()?, &args.body, format),
+        CliCommand::Inspect(args) => inspect::inspect(&fleet()?, args.body.as_deref(), format),
+        CliCommand::Limit(args) => limit::limit(&fleet()?, &args, format).await,
+        CliCommand::Net(args) => return net::net(&fleet()?, args.command, format),
+        CliCommand::Ps(args) => ps::ps(&fleet()?, args.body.as_deref(), format).await,
         CliCommand::Logs(args) => logs::logs(&fleet()?, &args, format),
         CliCommand::Diff(args) => work::diff(&fleet()?, &args, format),
         CliCommand::Log(args) => work::log(&fleet()?, &args, format).await,
@@ -84,10 +101,12 @@ async fn act(
         CliCommand::Df => store::df(&fleet()?, format),
         CliCommand::Config(args) => store::config(&fleet()?, &args.command, format),
         CliCommand::Land(args) => work::land(&fleet()?, args, format).await,
+        CliCommand::Sync(args) => work::sync(&fleet()?, &args, format).await,
         CliCommand::Save(args) => work::save(&fleet()?, &args.bodies, format).await,
         CliCommand::Cp(args) => {
             let way = copy::parse_direction(&args)?;
-            copy::copy(&fleet()?, way, format).await
+            let git = copy::check_git(&args, &way, format)?;
+            return copy::copy(&fleet()?, way, git, format).await;
         }
         CliCommand::Start(args) => life::start(&fleet()?, &args.bodies, format).await,
         CliCommand::Stop(args) => life::stop(&fleet()?, &args.of.bodies, args.grace, format).await,
@@ -109,6 +128,12 @@ async fn act(
         CliCommand::Completions(_) | CliCommand::Serve(_) => Ok(()),
     }
     .map(|()| 0)
+}
+
+/// A fleet whose new Bodies get the locale of the user.
+fn with_env(mut fleet: Fleet) -> Fleet {
+    fleet.env = settings::body_env();
+    fleet
 }
 
 /// The runtime of the process, without threads of its own.

@@ -5,7 +5,7 @@ use std::{pin::pin, time::Duration};
 use fleet::{BodyView, Create, ExecRequest, Fleet, Force};
 use proto::{Failure, spec::Life};
 
-use super::{events::EventTail, inspect};
+use super::{create::warn_of_mounts, events::EventTail, inspect};
 use crate::{
     args::RunArgs,
     failure,
@@ -27,7 +27,11 @@ pub async fn run(fleet: &Fleet, args: RunArgs, wire: StdioMode, format: Format) 
     let mut request = ExecRequest::new(args.command);
     request.timeout = timeout;
     wire.apply(&mut request)?;
-    let made = create_body(fleet, args.body.request(life, wall)?).await?;
+    let network = args.body.network();
+    let mut create = args.body.request(life, wall)?;
+    create.egress = super::create::network(fleet, &network, format)?;
+    warn_of_mounts(&create.mounts, format);
+    let made = create_body(fleet, create).await?;
     let CreatedBody { view, mut signals, stopped } = made;
     let outcome = match stopped {
         Some(signal) => Ok(SessionOutcome::Stopped(signal)),

@@ -1,10 +1,10 @@
 //! `pal serve`.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use proto::{Failure, Kind};
 use serde_json::json;
-use server::{Exposure, Server, ServerBounds, Telemetry, Tls};
+use server::{Exposure, InternetAccess, Server, ServerBounds, Telemetry, Tls};
 use tokio::{
     runtime::Builder,
     signal::unix::{SignalKind, signal},
@@ -25,6 +25,8 @@ use crate::{
 
 /// The standard variable with the address of an OpenTelemetry collector.
 const COLLECTOR: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
+/// The configuration directory of a server that runs without a home directory.
+const CONFIG_OF_SERVICE: &str = "/etc/palisade";
 /// How long background tasks may take to end.
 const LAST_WAIT: Duration = Duration::from_secs(5);
 
@@ -39,6 +41,7 @@ pub fn serve(args: &ServeArgs, fleet: fleet::FleetConfig, format: Format) -> Res
     let bounds = ServerBounds {
         bodies_max: args.max_bodies as usize,
         memory_reserve: args.reserve,
+        peer_connections_max: args.max_peer_connections as usize,
         ..ServerBounds::default()
     };
     let config = server::ServerConfig {
@@ -47,6 +50,14 @@ pub fn serve(args: &ServeArgs, fleet: fleet::FleetConfig, format: Format) -> Res
         domain: args.domain.clone(),
         bounds,
         tls,
+        internet: match args.internet.as_str() {
+            "allow" => InternetAccess::Allowed,
+            _ => InternetAccess::Denied,
+        },
+        body_env: crate::settings::body_env(),
+        git_identity: super::work::git_identity(),
+        images_of_repositories: super::templates::images::image_of_repository,
+        agents: agent_config(),
         ..server::ServerConfig::new(fleet)
     };
     let config =
@@ -74,6 +85,14 @@ pub fn serve(args: &ServeArgs, fleet: fleet::FleetConfig, format: Format) -> Res
     // Dropping all references to the fleet removes the pooled Body that waits for the next request.
     runtime.shutdown_timeout(LAST_WAIT);
     served
+}
+
+/// The settings of agents. A service without a home has its configuration in `/etc`.
+fn agent_config() -> server::AgentConfig {
+    server::AgentConfig {
+        directory: super::agent::config_dir().unwrap_or_else(|_| CONFIG_OF_SERVICE.into()),
+        variables: Arc::new(|name| std::env::var(name).ok().filter(|value| !value.is_empty())),
+    }
 }
 
 /// The registries that builds may use besides public ones.
@@ -115,24 +134,33 @@ fn tell(server: &Server, format: Format) -> Result<(), Failure> {
     let url = format!("{scheme}://{}", server.address());
     let certificate = server::certificate(config);
     let key = server.first_key().map(|key| key.secret.as_str());
+    let key_file = config.fleet.data.join(server::keys::FIRST);
     if format == Format::Json {
-        return output::json(&json!({ "url": url, "key": key, "pid": std::process::id() }));
+        return output::json(&json!({
+            "url": url, "secret": key, "secret_file": key_file, "certificate": certificate, "pid": std::process::id(),
+        }));
     }
     output::line(format_args!("serving at {url}"))?;
+    // No certificate is valid for all names below a name of one part, such as `localhost`.
+    let mut variables = if config.tls != Tls::Off && config.domain_name().contains('.') {
+        format!("E2B_DOMAIN={}", server.app().public_domain())
+    } else {
+        format!("E2B_API_URL={url} E2B_SANDBOX_URL={url}")
+    };
     if let Some(certificate) = &certificate {
-        output::talk(&format!("clients must trust this self-signed certificate: {}", certificate.display()));
+        let certificate = certificate.display();
+        output::talk(&format!("clients must trust the authority of its certificate: {certificate}"));
+        variables.push_str(&format!(" SSL_CERT_FILE={certificate} NODE_EXTRA_CA_CERTS={certificate}"));
     }
     let shown = key.unwrap_or("e2b_…");
     output::talk(&format!(
-        "programs written for E2B run unchanged with\n  export E2B_API_URL={url} E2B_SANDBOX_URL={url} E2B_API_KEY={shown}"
+        "programs written for E2B run unchanged with\n  export {variables} E2B_API_KEY={shown}"
     ));
-    match key {
-        Some(_) => output::talk(
-            "this key is new and is not printed again; `serve.key` in the data directory has it, too",
-        ),
-        None => {
-            output::talk("the first start printed this key; `serve.key` in the data directory has it, too")
-        }
-    }
+    let told = if key.is_some() {
+        "this key is new and is not printed again"
+    } else {
+        "the first start printed the key"
+    };
+    output::talk(&format!("{told}; {} has it, too", key_file.display()));
     Ok(())
 }

@@ -68,7 +68,11 @@ fn list(views: &[SnapshotView], format: Format) -> Result<(), Failure> {
 /// Forks a Body.
 pub async fn fork(fleet: &Fleet, args: &ForkArgs, format: Format) -> Result<(), Failure> {
     let view = fleet.find(&args.body)?;
-    let forks = progress::watch("forking", fleet.snapshots().fork(view.id(), args.count)).await?;
+    let forks = progress::watch(
+        "forking",
+        fleet.snapshots().fork_leased(view.id(), args.count, args.name.as_ref(), None),
+    )
+    .await?;
     match format {
         Format::Text => forks.iter().try_for_each(|fork| output::line(fork.id())),
         Format::Json => output::json_lines(&forks),

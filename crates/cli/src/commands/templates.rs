@@ -1,6 +1,5 @@
 //! `pal template` and `pal setup`.
 
-mod dockerfile;
 pub mod images;
 
 use std::{fs::File, path::Path, time::Duration};
@@ -20,6 +19,9 @@ use crate::{
     settings::allowed_hosts,
     table::Table,
 };
+
+/// How wide the tags of a template may be in a list.
+const TAGS_WIDTH: usize = 24;
 
 /// Runs a command about templates; lists them by default.
 pub async fn template(fleet: &Fleet, args: TemplateArgs, format: Format) -> Result<(), Failure> {
@@ -67,13 +69,22 @@ fn list(views: &[TemplateView], format: Format) -> Result<(), Failure> {
         table.row([
             &view.template.name,
             view.template.id.as_str(),
-            &tags.join(","),
+            &shorten_tags(&tags),
             &view.builds.len().to_string(),
             &size,
             &age,
         ]);
     }
     output::data(table.render("").as_bytes())
+}
+
+/// The tags as far as they fit into their column, and how many more there are; `template inspect` shows all.
+fn shorten_tags(tags: &[&str]) -> String {
+    let fits = |count: &usize| tags[..*count].join(",").chars().count() <= TAGS_WIDTH;
+    let shown = (1..=tags.len()).take_while(fits).last().unwrap_or(tags.len().min(1));
+    let more = tags.len() - shown;
+    let text = tags[..shown].join(",");
+    if more == 0 { text } else { format!("{text} +{more}") }
 }
 
 fn inspect(view: &TemplateView, format: Format) -> Result<(), Failure> {
@@ -151,7 +162,7 @@ async fn build(
     let files = fleet.templates().files_dir(&job.template);
     let steps = acts
         .into_iter()
-        .map(|act| Ok(BuildStep { act: dockerfile::pack(act, context, &files)?, force: false }));
+        .map(|act| Ok(BuildStep { act: fleet::pack_context(act, context, &files)?, force: false }));
     let steps = steps.collect::<Result<Vec<_>, Failure>>()?;
     let done = builds.build(
         &job,
@@ -255,5 +266,23 @@ fn setup_engine(fleet: &Fleet, engine: Engine, args: &SetupArgs, format: Format)
             .because(why.to_owned())
             .hint("use a host with (nested) virtualisation, or the engine that emulates: --engine qemu"))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_tags_fit_into_their_column() {
+        assert_eq!(shorten_tags(&[]), "");
+        assert_eq!(shorten_tags(&["default", "v1"]), "default,v1");
+        let many: Vec<String> = (0..32).map(|number| format!("v{number}")).collect();
+        let many: Vec<&str> = many.iter().map(String::as_str).collect();
+        assert_eq!(shorten_tags(&many), "v0,v1,v2,v3,v4,v5,v6,v7 +24");
+        assert_eq!(
+            shorten_tags(&["a-tag-that-is-longer-than-the-column", "b"]),
+            "a-tag-that-is-longer-than-the-column +1"
+        );
     }
 }

@@ -5,7 +5,7 @@
 //! Invariant: however a session ends, the terminal is restored.
 
 mod input;
-mod signals;
+pub mod signals;
 mod stdin;
 mod stdio;
 

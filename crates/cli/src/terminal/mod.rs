@@ -10,7 +10,7 @@ use fleet::TtySize;
 use proto::{Failure, Kind};
 use rustix::{
     stdio,
-    termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr},
+    termios::{LocalModes, OptionalActions, SpecialCodeIndex, Termios, tcgetattr, tcgetwinsize, tcsetattr},
 };
 
 pub use restore::{RESCUE, restore_when_orphaned};
@@ -38,18 +38,36 @@ pub struct RawTerminal {
 impl RawTerminal {
     /// Makes the terminal raw.
     pub fn enter() -> Result<Self, Failure> {
+        Self::enter_as(Termios::make_raw)
+    }
+
+    /// Makes the terminal give each key at once and show none; the interrupt key still sends its signal.
+    pub fn enter_keys() -> Result<Self, Failure> {
+        Self::enter_as(|termios| {
+            termios.local_modes &= !(LocalModes::ICANON | LocalModes::ECHO);
+            termios.special_codes[SpecialCodeIndex::VMIN] = 1;
+            termios.special_codes[SpecialCodeIndex::VTIME] = 0;
+        })
+    }
+
+    fn enter_as(change: impl FnOnce(&mut Termios)) -> Result<Self, Failure> {
         let failed = |errno: rustix::io::Errno| {
             Failure::new(Kind::Host, "cannot make the terminal raw").because(std::io::Error::from(errno))
         };
         let saved = tcgetattr(stdio::stdin()).map_err(failed)?;
         let mut raw = saved.clone();
-        raw.make_raw();
+        change(&mut raw);
         // The helper matters only after `kill -9`, so its failure is ignored.
         let rescue = restore::TerminalRestorer::start(&saved).ok();
         restore_on_panic(saved);
         let guard = Self { raw, rescue };
         tcsetattr(stdio::stdin(), OptionalActions::Now, &guard.raw).map_err(failed)?;
         Ok(guard)
+    }
+
+    /// Makes it as it was before, for a while.
+    pub fn leave(&self) {
+        restore();
     }
 
     /// Makes it raw again, because a shell that stopped `pal` has changed it.
