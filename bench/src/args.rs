@@ -11,7 +11,7 @@ Usage: cargo run --release -p bench -- [OPTIONS]
   --quick          a tenth of the rounds, to see that everything works
   --rounds N       rounds of the cheap measurements (200)
   --bodies N       idle Bodies at once (500)
-  --only NAME      one section: run, library, exec, throughput, idle, work, server, microvm; may be repeated
+  --only NAME      one section: run, library, exec, throughput, idle, work, server, microvm, agent; may be repeated
   --json FILE      write every number
   --save FILE      write the tables as Markdown
   --data DIR       keep Bodies below DIR, which must not exist (a fresh one in /var/tmp)

@@ -5,6 +5,7 @@
 //! Invariant: this program ends everything that it starts, also when it is interrupted.
 //! Absent on purpose: assertions about wall time. Bars are printed; only `--strict` makes them an exit code.
 
+mod agents;
 mod args;
 mod client;
 mod context;
@@ -22,6 +23,7 @@ mod residents;
 mod run;
 mod sections;
 mod stats;
+mod tested_server;
 mod user;
 mod workload;
 

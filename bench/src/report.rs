@@ -46,6 +46,8 @@ pub enum Unit {
     Rate,
     /// Bytes, printed as MiB.
     Bytes,
+    /// Hundredth parts.
+    Percent,
 }
 
 /// One row.
@@ -122,6 +124,7 @@ impl ReportTable {
             Unit::Time => "median ms | p95 ms | least ms",
             Unit::Rate => "per second | best | worst",
             Unit::Bytes => "MiB | most | least",
+            Unit::Percent => "% | most | least",
         };
         let ratios: String = self.against.iter().map(|to| format!(" × {to} |")).collect();
         let rules: String = self.against.iter().map(|_| " ---: |").collect();
@@ -140,7 +143,9 @@ impl ReportTable {
         let samples = &row.samples;
         let numbers = match self.unit {
             Unit::Time => [samples.median(), samples.p95(), samples.least()],
-            Unit::Rate | Unit::Bytes => [samples.median(), samples.quantile(1.0), samples.least()],
+            Unit::Rate | Unit::Bytes | Unit::Percent => {
+                [samples.median(), samples.quantile(1.0), samples.least()]
+            }
         };
         let cells: String = numbers
             .iter()
@@ -157,6 +162,7 @@ impl ReportTable {
             Unit::Time => format!("{:.2}", number / 1e6),
             Unit::Rate => format!("{number:.0}"),
             Unit::Bytes => format!("{:.2}", number / f64::from(1 << 20)),
+            Unit::Percent => format!("{number:.2}"),
         }
     }
 
@@ -168,6 +174,7 @@ impl ReportTable {
             Unit::Time => "ns",
             Unit::Rate => "per_second",
             Unit::Bytes => "bytes",
+            Unit::Percent => "percent",
         };
         json!({ "title": self.title, "unit": unit, "rows": rows, "not_measured": absent })
     }

@@ -1,5 +1,10 @@
 //! Helpers that the targets share.
 
+use brain::model::{
+    Answer, ChatMessage, ModelAddress, ModelError, ModelRequest, Wire,
+    codec::{self, AnswerReader},
+};
+
 /// Cuts the input into pieces whose lengths are in its first bytes, as a network might deliver a stream.
 pub fn cut(input: &[u8]) -> (&[u8], Vec<&[u8]>) {
     let (count, input) =
@@ -14,6 +19,29 @@ pub fn cut(input: &[u8]) -> (&[u8], Vec<&[u8]>) {
     }
     pieces.push(rest);
     (stream, pieces)
+}
+
+/// Reads an answer in two cuts, which must end alike, and sends it back to the endpoint: the request must be JSON.
+pub fn read_answer(wire: Wire, input: &[u8]) {
+    let (stream, pieces) = cut(input);
+    let whole = read_pieces(wire, &[stream]);
+    assert_eq!(read_pieces(wire, &pieces), whole);
+    if let Ok(answer) = whole {
+        let address = ModelAddress::Http { wire, model: "m".to_owned(), base: "http://h".to_owned() };
+        let messages = vec![ChatMessage::from_user("hi"), ChatMessage::from_model(answer.blocks)];
+        let request = ModelRequest { messages, ..ModelRequest::default() };
+        let body = codec::encode(&address, &request).expect("a request");
+        // A provider's own numbers and depths go back as text, so that only the grammar counts.
+        serde_json::from_str::<&serde_json::value::RawValue>(&body).expect("JSON");
+    }
+}
+
+fn read_pieces(wire: Wire, pieces: &[&[u8]]) -> Result<Answer, ModelError> {
+    let mut reader = AnswerReader::new(wire, "m", &ModelRequest::default());
+    for piece in pieces {
+        reader.push(piece, &mut |_| {})?;
+    }
+    reader.finish(&mut |_| {})
 }
 
 /// Runs a block with `M` as the message type that a number chooses, among those that a peer may send.

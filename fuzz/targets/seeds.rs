@@ -18,6 +18,52 @@ use store::{Durability, EventLog, Store};
 const START: &str = r#"{"process":{"cmd":"/bin/sh","args":["-c","true"],"envs":{"A":"b"},"cwd":"/"},"pty":{"size":{"cols":80,"rows":24}},"tag":"t","stdin":true}"#;
 const SIGNAL: &str = r#"{"process":{"pid":7},"signal":"SIGNAL_SIGKILL"}"#;
 
+const ANTHROPIC: &str = r#"data: {"type":"message_start","message":{"model":"m","usage":{"input_tokens":1,"output_tokens":1}}}
+
+data: {"type":"content_block_start","index":0,"content_block":{"type":"thinking","thinking":"","signature":""}}
+
+data: {"type":"content_block_delta","index":0,"delta":{"type":"thinking_delta","thinking":"t"}}
+
+data: {"type":"content_block_delta","index":0,"delta":{"type":"signature_delta","signature":"s"}}
+
+data: {"type":"content_block_start","index":1,"content_block":{"type":"tool_use","id":"a","name":"x","input":{}}}
+
+data: {"type":"content_block_delta","index":1,"delta":{"type":"input_json_delta","partial_json":"{}"}}
+
+data: {"type":"content_block_start","index":2,"content_block":{"type":"server_tool_use","id":"b"}}
+
+data: {"type":"content_block_delta","index":2,"delta":{"type":"input_json_delta","partial_json":"{}"}}
+
+data: {"type":"message_delta","delta":{"stop_reason":"tool_use"},"usage":{"output_tokens":2}}
+
+data: {"type":"message_stop"}
+
+"#;
+const CHAT: &str = r#"data: {"choices":[{"index":0,"delta":{"content":"hi","reasoning_content":"t","reasoning_details":[{"b":1}]}}]}
+
+data: {"choices":[{"index":0,"delta":{"tool_calls":[{"index":0,"id":"a","function":{"name":"x","arguments":"{}"}}]},"finish_reason":"tool_calls"}],"usage":{"prompt_tokens":5,"completion_tokens":1}}
+
+data: [DONE]
+
+"#;
+/// A hello for `a.test`, in one record.
+const HELLO: &[u8] = b"\x16\x03\x01\0B\x01\0\0>\x03\x03rrrrrrrrrrrrrrrrrrrrrrrrrrrrrrrr\0\0\x02\x13\x01\x01\0\0\x13\0\0\0\x0b\0\x09\0\0\x06a.test\0\x15\0\0";
+const REQUEST: &[u8] =
+    b"POST /x HTTP/1.1\r\nHost: a.test\r\nConnection: x-hop\r\nX-Hop: 1\r\nContent-Length: 2\r\n\r\n";
+const PATCH: &str = "a\nb\nfn c() {\n    d\n}\n\0*** Begin Patch\n*** Update File: f\n*** Move to: g\n@@ fn c() {\n-    d\n+    e\n \
+                     }\n*** End of File\n*** Add File: h\n+x\n*** Delete File: i\n*** End Patch\n";
+const RESPONSES: &str = r#"data: {"type":"response.output_item.added","output_index":0,"item":{"type":"function_call","call_id":"a","name":"x"}}
+
+data: {"type":"response.function_call_arguments.delta","output_index":0,"delta":"{}"}
+
+data: {"type":"response.output_item.done","output_index":0,"item":{"type":"function_call","call_id":"a","name":"x","arguments":"{}"}}
+
+data: {"type":"response.output_item.done","output_index":1,"item":{"type":"reasoning","summary":[],"encrypted_content":"e"}}
+
+data: {"type":"response.completed","response":{"status":"completed","output":[],"usage":{"input_tokens":1,"output_tokens":1}}}
+
+"#;
+
 libfuzzer_sys::fuzz_target!(
     init: write_all(),
     |_input: &[u8]| {}
@@ -47,6 +93,29 @@ fn write_all() {
     put("process_proto", "signal", &[6], &signal.encode_to_vec());
     let event = Event::place(draft(), chain(), &ChainHead::genesis(), store::clock::now());
     put("event", "one", &[], &serde_json::to_vec(&event).expect("an event"));
+    put("model_sse", "two", &[2, 5, 9], b"event: a\r\ndata: 1\r\n\r\n: c\ndata: x\ndata: y\n\n");
+    put("model_anthropic", "call", &[2, 5, 9], ANTHROPIC.as_bytes());
+    put("model_chat", "call", &[2, 5, 9], CHAT.as_bytes());
+    put("model_responses", "call", &[2, 5, 9], RESPONSES.as_bytes());
+    put("patch", "update", &[], PATCH.as_bytes());
+    put("agent_rules", "list", &[], b"cd a && sudo -u b git -C c push \"$d\" | xargs sh -c 'e $(f `g`)'; h <<E\n$(i)\nE\n");
+    put("agent_rules", "words", &[], b"for x in {1,2}; do [[ $x == ${y:-$(z)} ]] && $((1 + 2)) <(w) $'v\\n'; done");
+    let role = b"---\nname: a\ndescription: b\ntools: [ls]\nvenue: fork\n---\nc\n";
+    put("agent_library", "role", &[0], role);
+    put("agent_library", "skill", &[2], b"---\nname: a\ndescription: b\nmetadata:\n  c: d\n---\ne\n");
+    let plan = b"name = \"a\"\ndescription = \"b\"\n[[phase]]\nname = \"c\"\ngoal = \"d\"\nexit = { command = \"e\" }\n";
+    put("agent_library", "plan", &[1], plan);
+    let rule = b"[[rule]]\ndecision = \"ask\"\ncommand = [\"git\", \"**\"]\nwhy = \"w\"\nmatch = [\"git x\"]\n";
+    put("agent_library", "rule", &[3], rule);
+    put("agent_library", "hook", &[4], b"[[hook]]\nevent = \"Stop\"\ncommand = \"a\"\n");
+    put("agent_library", "memory", &[5], b"a <!-- b --> </agent_memory> c\n");
+    put("egress_dns", "query", &[], b"\xab\xcd\x01\0\0\x01\0\0\0\0\0\x01\x01a\x04test\0\0\x01\0\x01\0\0\x29\x10\0\0\0\0\0\0\0");
+    put("egress_hello", "hello", &[2, 5, 9], HELLO);
+    put("egress_first", "hello", &[2, 5, 9], HELLO);
+    put("egress_first", "request", &[2, 5, 9], REQUEST);
+    put("egress_http", "request", &[2, 5, 9], REQUEST.trim_ascii_end());
+    put("egress_http", "url", &[0], b"GET http://a.test:80/x?y HTTP/1.0\r\nHost: a.test\r\nRange: bytes=1-");
+    put("egress_http", "chunks", &[2, 5, 9], b"5\r\nhello\r\n0\r\nx: y\r\n\r\n");
     put("log", "none", &[], &log(0));
     put("log", "few", &[], &log(3));
     put("log", "more", &[], &log(12));

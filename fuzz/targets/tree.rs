@@ -3,9 +3,9 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use proto::tree::{TreeItem, MAGIC, TreeReader, TreeError, check_path, write};
+use proto::tree::{TreeError, TreeForm, TreeItem, TreeReader, check_path, write};
 
-fn read(pieces: &[&[u8]]) -> (Vec<TreeItem>, Result<(), TreeError>) {
+fn read(pieces: &[&[u8]]) -> (Vec<TreeItem>, TreeForm, Result<(), TreeError>) {
     let mut reader = TreeReader::default();
     let mut items = Vec::new();
     for piece in pieces {
@@ -14,20 +14,26 @@ fn read(pieces: &[&[u8]]) -> (Vec<TreeItem>, Result<(), TreeError>) {
             match reader.next() {
                 Ok(Some(item)) => items.push(item),
                 Ok(None) => break,
-                Err(error) => return (items, Err(error)),
+                Err(error) => return (items, reader.form(), Err(error)),
             }
         }
     }
-    (items, reader.finish())
+    (items, reader.form(), reader.finish())
 }
 
 fuzz_target!(|input: &[u8]| {
     let (stream, pieces) = fuzz::cut(input);
-    let (items, end) = read(&pieces);
-    assert_eq!((&items, &end), (&read(&[stream]).0, &read(&[stream]).1));
-    let mut again = MAGIC[..].into();
+    let cut = read(&pieces);
+    assert_eq!(cut, read(&[stream]));
+    let (items, form, _) = cut;
+    let mut again = form.magic()[..].into();
     for item in &items {
-        if let TreeItem::Dir { path, .. } | TreeItem::File { path, .. } | TreeItem::Link { path, .. } = item {
+        if let TreeItem::Dir { path, .. }
+        | TreeItem::File { path, .. }
+        | TreeItem::Link { path, .. }
+        | TreeItem::Same { path, .. }
+        | TreeItem::Omitted { path, .. } = item
+        {
             assert_eq!(check_path(path), Ok(()));
         }
         write(item, &mut again);

@@ -7,7 +7,7 @@ use std::{
 
 use body::{
     BodyDir,
-    driver::{Capabilities, Capability, Driver, DriverContext, LimitRequest, Origin, Recipe},
+    driver::{Capabilities, Capability, ChangedLimits, Driver, DriverContext, LimitRequest, Origin, Recipe},
     process_driver::ProcessDriver,
     root::RootfsStack,
     snapshot::SnapshotManifest,
@@ -71,6 +71,16 @@ impl Driver for TestDriver {
     fn prepare(&self, spec: &Spec, rootfs: RootfsStack, origin: &Origin) -> Result<Arc<dyn Recipe>, Failure> {
         self.calls.record("prepare");
         self.process.prepare(spec, rootfs, origin)
+    }
+
+    fn change_limits(
+        &self,
+        running: &RunRecord,
+        spec: &Spec,
+        new: &Limits,
+    ) -> Result<ChangedLimits, Failure> {
+        self.calls.record("change_limits");
+        self.process.change_limits(running, spec, new)
     }
 
     fn pause(&self, running: &RunRecord) -> Result<(), Failure> {

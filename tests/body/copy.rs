@@ -3,7 +3,10 @@
 use std::{
     ffi::OsStr,
     fs,
-    os::unix::{ffi::OsStrExt, fs::PermissionsExt, fs::symlink},
+    os::unix::{
+        ffi::OsStrExt,
+        fs::{MetadataExt, PermissionsExt, symlink},
+    },
     path::Path,
 };
 
@@ -204,4 +207,113 @@ async fn a_copy_onto_a_link_of_the_host_does_not_follow_it_below(t: Bodies) {
     symlink(&outside, out.join("sub")).unwrap();
     let _ = t.fleet().files().copy_out(&body, "/home/user/t/.", &out).await;
     assert_eq!(fs::read_dir(&outside).unwrap().count(), 0);
+}
+
+/// Repositories whose settings run a program on the host: as a `.git`, as a `.git` file that leads to one, and bare.
+fn hostile_repositories(mark: &Path) -> String {
+    let mark = mark.display();
+    format!(
+        r#"
+        set -e; cd ~; mkdir -p app/sub; cd app; echo code > code
+        export GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_NOSYSTEM=1
+        git init -q .; git config core.fsmonitor 'touch {mark}; false'
+        git init -q --bare bare; git -C bare config core.bare false; git -C bare config core.worktree ..
+        git -C bare config core.fsmonitor 'touch {mark}; false'
+        mkdir linked; echo 'gitdir: ../bare' > linked/.git
+        "#
+    )
+}
+
+/// Runs `git status` in a directory as a user of the host would.
+fn git_status(dir: &Path, home: &Path) {
+    let mut git = std::process::Command::new("git");
+    git.arg("status").current_dir(dir).env("HOME", home).env("GIT_CEILING_DIRECTORIES", home);
+    git.env("GIT_CONFIG_NOSYSTEM", "1").output().unwrap();
+}
+
+#[body_test]
+async fn a_repository_comes_out_only_when_it_is_asked_for(t: Bodies) {
+    let body = t.create().await;
+    let mark = t.dir().join("ran");
+    t.sh(&body, &hostile_repositories(&mark)).await.ok();
+    let places = ["", "bare", "linked"];
+    // Positive control: asked for, it comes out, and git runs its program.
+    let asked = t.dir().join("asked");
+    let files = t.fleet().files();
+    files.copy_out_with(&body, "/home/user/app", &asked, fleet::GitDirs::Copy).await.unwrap();
+    for place in places {
+        git_status(&asked.join(place), t.dir());
+        assert!(mark.exists(), "{place:?}");
+        fs::remove_file(&mark).unwrap();
+    }
+    let plain = t.dir().join("plain");
+    let copied = files.copy_out(&body, "/home/user/app", &plain).await.unwrap();
+    assert_eq!(fs::read_to_string(plain.join("code")).unwrap(), "code\n");
+    for place in ["", "sub", "linked"] {
+        git_status(&plain.join(place), t.dir());
+        assert!(!mark.exists(), "{place:?}");
+    }
+    assert!(!plain.join("bare").exists() && !plain.join("linked/.git").exists());
+    let mut names: Vec<&str> = copied.omitted.first.iter().map(|entry| entry.path.as_str()).collect();
+    names.sort_unstable();
+    assert_eq!((copied.omitted.git_count, names), (3, vec![".git", "bare", "linked/.git"]));
+    // A copy whose source or target is a git directory is refused as a whole.
+    for (source, target) in
+        [("app/.git", "x"), ("app/bare", "y"), ("app/code", ".git"), ("app/linked/.git", ".")]
+    {
+        let refused = files.copy_out(&body, &format!("/home/user/{source}"), &t.dir().join(target)).await;
+        assert_eq!(refused.unwrap_err().kind, Kind::Denied, "{source} {target}");
+        assert!(!t.dir().join(target).join("HEAD").exists() && !t.dir().join(".git").exists(), "{source}");
+    }
+}
+
+#[body_test]
+async fn holes_and_hard_links_stay_and_what_is_left_out_is_named(t: Bodies) {
+    let body = t.create().await;
+    let make = "set -e; cd ~; mkdir -p d/e; cd d; (truncate -s 1T sparse || truncate -s 2G sparse) 2>/dev/null; printf far | dd of=sparse bs=1 seek=1G conv=notrunc status=none
+        head -c 3000000 /dev/urandom > one; ln one e/two; mkfifo pipe; python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind(\"sock\")'";
+    t.sh(&body, make).await.ok();
+    let out = t.dir().join("out");
+    let copied = t.fleet().files().copy_out(&body, "/home/user/d", &out).await.unwrap();
+    let sparse = fs::metadata(out.join("sparse")).unwrap();
+    // The limits of a Body on layer `process` allow no longer file than its disk.
+    let len = t.sh(&body, "stat -c %s ~/d/sparse").await.ok();
+    assert_eq!(sparse.len().to_string(), len);
+    assert!(sparse.blocks() < 10_000 && copied.bytes < 4_000_000, "{} blocks, {copied:?}", sparse.blocks());
+    let (one, two) = (fs::metadata(out.join("one")).unwrap(), fs::metadata(out.join("e/two")).unwrap());
+    assert_eq!((one.ino(), one.nlink(), one.len()), (two.ino(), 2, 3_000_000));
+    let mut names: Vec<_> =
+        copied.omitted.first.iter().map(|entry| format!("{} {}", entry.path, entry.kind)).collect();
+    names.sort_unstable();
+    assert_eq!((copied.omitted.count, names), (2, vec!["pipe FIFO".to_owned(), "sock socket".to_owned()]));
+    // And back: the Body has room for the data, not for the length.
+    rustix::fs::mkfifoat(rustix::fs::CWD, out.join("pipe"), rustix::fs::Mode::RWXU).unwrap();
+    let back = t.fleet().files().copy_in(&body, &out, "/home/user/back").await.unwrap();
+    assert_eq!((back.entries, back.omitted.count), (copied.entries, 1));
+    let seen = "cd ~/back; stat -c %s sparse; test $(du -k sparse | cut -f1) -lt 5000; test one -ef e/two; cmp one ../d/one; dd if=sparse bs=1 skip=1G count=3 status=none";
+    assert_eq!(t.sh(&body, &format!("set -e; {seen}")).await.ok(), format!("{len}\nfar"));
+    // A file that is too long for the Body is refused, and harms nothing.
+    let huge = t.dir().join("huge");
+    fs::File::create(&huge).unwrap().set_len(1 << 40).unwrap();
+    if let Err(refused) = t.fleet().files().copy_in(&body, &huge, "/home/user/huge").await {
+        assert_eq!(refused.kind, Kind::Limit, "{}", testkit::explain(&refused));
+        assert_eq!(t.sh(&body, "ls ~/huge 2>/dev/null; echo alive").await.ok(), "alive");
+    }
+}
+
+#[body_test]
+async fn a_copy_without_room_is_refused_and_leaves_nothing(t: Bodies) {
+    let mut request = t.kept();
+    request.limits.disk = Some(proto::Size(256 << 20));
+    let body = t.make(request).await.spec.id;
+    let large = t.dir().join("large");
+    let file = fs::File::create(&large).unwrap();
+    rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, 300 << 20).unwrap();
+    let refused = t.fleet().files().copy_in(&body, &large, "/home/user/large").await.unwrap_err();
+    assert_eq!(refused.kind, Kind::Limit, "{}", testkit::explain(&refused));
+    assert_eq!(t.sh(&body, "ls ~; echo alive").await.ok(), "alive");
+    // Positive control: a smaller one fits.
+    file.set_len(8 << 20).unwrap();
+    t.fleet().files().copy_in(&body, &large, "/home/user/large").await.unwrap();
+    assert_eq!(t.sh(&body, "stat -c %s ~/large").await.ok(), (8 << 20).to_string());
 }

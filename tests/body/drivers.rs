@@ -50,8 +50,9 @@ async fn a_capability_that_a_layer_lacks_is_one_clear_error(t: Bodies) {
     let body = fleet.create(request()).await.unwrap();
     calls.take();
     let events = t.events().len();
-    let mounts =
-        vec![Mount { source: t.dir().to_owned(), target: "/mnt/here".into(), access: Access::ReadOnly }];
+    let source = t.dir().join("shared");
+    std::fs::create_dir(&source).unwrap();
+    let mounts = vec![Mount { source, target: "/mnt/here".into(), access: Access::ReadOnly }];
     let refusals = [
         (
             fleet.create(Create { mounts, ..request() }).await.unwrap_err(),

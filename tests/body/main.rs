@@ -1,6 +1,7 @@
 //! A Body: its life, its commands, its limits, its files, and the traces that it leaves.
 
 mod account;
+mod agent_calls;
 mod builds;
 mod copy;
 mod data;

@@ -275,3 +275,112 @@ async fn the_record_tells_of_git_directories_and_a_repository_itself_is_refused(
         }
     }
 }
+
+#[body_test(except(microvm = "a microVM shares directories through virtiofs: tests/microvm/share.rs"))]
+async fn a_mount_point_is_made_wherever_it_is(t: Bodies) {
+    furnish(&t, "shown");
+    let places = [
+        "/opt/pal-new/deep",
+        "/usr/local/pal-new",
+        "/usr/local/bin/pal-new",
+        "/usr/share/pal-new/deep",
+        "/usr/bin/pal-new",
+        "/bin/pal-newer",
+        "/etc/ssl/pal-new",
+        "/srv/pal-new",
+        "/pal-new/deep",
+    ];
+    for mut request in [t.passing(), t.kept()] {
+        for place in places {
+            request.mounts.push(mount(&t, "shown", place, Access::ReadOnly));
+        }
+        request.mounts.push(mount(&t, "shown/file", "/usr/share/pal-file", Access::ReadOnly));
+        let life = request.life;
+        let body = t.make(request).await.spec.id;
+        let check = async || {
+            for place in places {
+                assert_eq!(t.sh(&body, &format!("cat {place}/file")).await.ok(), "of the host", "{place}");
+            }
+            let seen = "cat /usr/share/pal-file; test -x /usr/bin/env && test -d /usr/share/doc && test -s /etc/passwd";
+            assert_eq!(t.sh(&body, seen).await.ok(), "of the host");
+        };
+        check().await;
+        if life == proto::spec::Life::Kept {
+            t.fleet().stop(&body, std::time::Duration::ZERO).await.unwrap();
+            t.fleet().start(&body).await.unwrap();
+            check().await;
+        }
+    }
+    for place in places {
+        assert!(!std::path::Path::new(place).exists(), "{place} is on the host");
+    }
+}
+
+#[body_test(except(microvm = "a microVM shares directories through virtiofs: tests/microvm/share.rs"))]
+async fn the_data_directory_and_what_no_body_can_write_are_refused(t: Bodies) {
+    furnish(&t, "open");
+    let attempt = async |source: std::path::PathBuf, access| {
+        let mut request = t.passing();
+        request.mounts.push(Mount { source, target: "/mnt/x".into(), access });
+        t.fleet().create(request).await.map(|view| view.spec.id)
+    };
+    // The control: another directory beside it.
+    let body = attempt(t.dir().join("open"), Access::ReadWrite).await.unwrap();
+    t.sh(&body, "touch /mnt/x/new").await.ok();
+    for source in [t.data(), t.data().join("bodies"), t.dir().to_owned()] {
+        for access in [Access::ReadWrite, Access::Unprotected] {
+            let refused = attempt(source.clone(), access).await.unwrap_err();
+            assert_eq!(refused.kind, proto::Kind::Denied, "{}", source.display());
+        }
+    }
+    let closed = t.dir().join("closed");
+    fs::create_dir(&closed).unwrap();
+    match attempt(closed, Access::ReadWrite).await {
+        Ok(body) => drop(t.sh(&body, "touch /mnt/x/new").await.ok()),
+        // The first hint makes a directory of its own, and none opens what is there already.
+        Err(refused) => assert!(
+            refused.hints[0].contains("mkdir -m 777")
+                && refused.hints.iter().all(|hint| !hint.contains("chmod")),
+            "{:?}",
+            refused.hints
+        ),
+    }
+}
+
+/// Roots that were made when the host had other directories: the mount point of `/opt` is missing or something
+/// else, and there is one of `/gnu`, which the host does not have.
+#[body_test(except(microvm = "its root is an image, which has its own directories"))]
+async fn a_root_starts_whatever_the_host_gained_or_lost(t: Bodies) {
+    assert!(std::path::Path::new("/opt").is_dir() && !std::path::Path::new("/gnu").exists());
+    let body = t.create().await;
+    t.sh(&body, "echo mine > ~/mine").await.ok();
+    let snapshot = t.fleet().snapshots().create(&body, None).await.unwrap();
+    t.fleet().stop(&body, std::time::Duration::ZERO).await.unwrap();
+    let snapshot_dir = t.data().join("snapshots").join(snapshot.id.as_str());
+    let roots = [t.body_dir(&body).join("disk/upper/root"), snapshot_dir.join("root")];
+    for root in &roots {
+        // As if the host had gained /opt, and lost /gnu.
+        fs::remove_dir(root.join("opt")).unwrap();
+        fs::create_dir(root.join("gnu")).unwrap();
+    }
+    let check = async |id: &proto::BodyId| {
+        assert_eq!(
+            t.sh(id, "cat ~/mine; ls -d /opt; ls /usr/bin/env").await.ok(),
+            "mine\n/opt\n/usr/bin/env"
+        );
+        let view = t.view(id);
+        let lost = view.enforcement.get("host /gnu").expect("the record tells of it");
+        assert_eq!(lost.state, proto::MechanismStatus::Degraded);
+    };
+    check(t.fleet().start(&body).await.unwrap().id()).await;
+    let mut request = t.kept();
+    request.template = snapshot.id.to_string();
+    check(&t.make(request).await.spec.id).await;
+    // The Body's own link where the host has a directory: it is neither followed nor a reason not to start.
+    t.fleet().stop(&body, std::time::Duration::ZERO).await.unwrap();
+    fs::remove_dir(roots[0].join("opt")).unwrap();
+    std::os::unix::fs::symlink("/etc", roots[0].join("opt")).unwrap();
+    let view = t.fleet().start(&body).await.unwrap();
+    assert!(view.enforcement.get("host /opt").is_some(), "{:?}", view.enforcement);
+    assert_eq!(t.sh(&body, "readlink /opt; test -s /etc/passwd && echo whole").await.ok(), "/etc\nwhole");
+}

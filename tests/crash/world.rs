@@ -299,11 +299,26 @@ impl World {
         }
         self.pal.ok(&["gc"]);
         leftovers::none(&self.pal, &self.seen);
+        self.check_ends();
         assert_eq!(
             self.pal.json_lines(&["gc", "--json"]),
             Vec::<Value>::new(),
             "gc leaves something to itself"
         );
+    }
+
+    /// Checks that every Body that ever began has one end in the log. All of them are gone.
+    fn check_ends(&self) {
+        let log = self.pal.log();
+        let bodies = |kinds: &[&str]| -> Vec<&str> {
+            let of_kind = |event: &&Value| kinds.iter().any(|kind| event["type"] == *kind);
+            log.iter().filter(of_kind).filter_map(|event| event["body"].as_str()).collect()
+        };
+        let ends = bodies(&["body.removed", "body.failed"]);
+        for id in bodies(&["body.created"]) {
+            let count = ends.iter().filter(|end| **end == id).count();
+            assert_eq!(count, 1, "Body {id} is gone, and has {count} ends in the log");
+        }
     }
 
     /// Checks that the log is valid and holds everything acknowledged.

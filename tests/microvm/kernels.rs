@@ -14,10 +14,10 @@ use proto::{Kind, MechanismStatus};
 use testkit::{Bodies, body_test, explain, skip::skip};
 
 /// Parts of the setup that a test shares with all others; the rest is its own.
-const SHARED: [&str; 5] = ["images", "uppers", "engine-", "kernel-", "sharing-"];
+const SHARED: [&str; 6] = ["images", "uppers", "engine-", "kernel-", "sharing-", "redirect-"];
 
 /// Gives the test a setup of its own that begins as a copy of the shared one.
-fn own_setup(t: &Bodies) -> PathBuf {
+pub fn own_setup(t: &Bodies) -> PathBuf {
     let own = t.data().join("vm");
     let shared = fs::canonicalize(&own).unwrap();
     fs::remove_file(&own).unwrap();

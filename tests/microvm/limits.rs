@@ -22,6 +22,25 @@ async fn what_is_over_fails_inside_and_the_machine_lives(t: Bodies) {
     let many = t.sh(&body, "sh -c 'n=0; while test $n -lt 100; do sleep 5 & n=$((n+1)); done; echo all' 2>&1 | tail -1; pkill sleep; true").await;
     assert!(many.text().contains("fork") && !many.text().contains("all"), "{}", many.text());
     assert_eq!(t.sh(&body, "echo alive").await.ok(), "alive");
+    // Its processes are listed without the threads of its kernel, and its limits change at the next start.
+    let list = t.fleet().access().processes(&body).await.unwrap().processes;
+    assert!(
+        list[0].pid == 1 && list.iter().all(|process| !process.command[0].contains("kthread")),
+        "{list:?}"
+    );
+    let asked = fleet::LimitRequest { memory: Some(Size::mib(256)), ..Default::default() };
+    let changed = fleet::LimitChanger::of(t.fleet()).change(&body, &asked).await.unwrap();
+    assert_eq!(changed.at_next_start.iter().map(|limit| limit.limit).collect::<Vec<_>>(), ["memory"]);
+    let total = "awk '/MemTotal/ { print ($2 > 200000) }' /proc/meminfo";
+    assert_eq!(t.sh(&body, total).await.ok(), "0");
+    t.fleet().stop(&body, std::time::Duration::ZERO).await.unwrap();
+    t.fleet().start(&body).await.unwrap();
+    assert_eq!(t.sh(&body, total).await.ok(), "1");
+    let disk = fleet::LimitRequest { disk: Some(Size::mib(128)), ..Default::default() };
+    assert_eq!(
+        fleet::LimitChanger::of(t.fleet()).change(&body, &disk).await.unwrap_err().kind,
+        proto::Kind::Usage
+    );
 }
 
 /// A stream without a reader blocks only itself: others continue, and the host buffers no more than its

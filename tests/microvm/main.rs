@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod death;
+mod egress;
 mod forks;
 mod kernels;
 mod kills;

@@ -1,5 +1,6 @@
 //! The sections, one file for each question.
 
+mod agent;
 mod exec;
 mod idle;
 mod library;
@@ -24,7 +25,7 @@ pub struct BenchSection {
 }
 
 /// All sections, in order.
-pub const ALL: [BenchSection; 8] = [
+pub const ALL: [BenchSection; 9] = [
     BenchSection { name: "run", about: "`true` in a fresh sandbox", run: run::measure },
     BenchSection {
         name: "library",
@@ -45,4 +46,5 @@ pub const ALL: [BenchSection; 8] = [
         about: "machines: cold, warm, forked, and what they take",
         run: microvm::measure,
     },
+    BenchSection { name: "agent", about: "agents with scripted models", run: agent::measure },
 ];

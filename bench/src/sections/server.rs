@@ -2,10 +2,9 @@
 
 use std::{
     fs,
-    io::{self, BufRead, BufReader, Read, Write},
-    net::{SocketAddr, TcpListener, TcpStream},
-    path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    io::{self, Read, Write},
+    net::{TcpListener, TcpStream},
+    path::Path,
     thread,
     time::{Duration, Instant},
 };
@@ -18,55 +17,13 @@ use crate::{
     memory,
     report::{Bar, Bound, ReportSection, ReportTable, Row, Unit},
     stats::Samples,
+    tested_server::TestedServer,
 };
 
 const CLIENTS: usize = 4;
 const BODIES: usize = 200;
 const FILE_LEN: u64 = 1 << 30;
 const MIB: f64 = (1 << 20) as f64;
-
-/// A server that ends with its section.
-struct TestedServer {
-    child: Child,
-    address: SocketAddr,
-    key: String,
-    bodies: PathBuf,
-}
-
-impl TestedServer {
-    fn start(context: &BenchContext) -> io::Result<Self> {
-        let mut command = Command::new(&context.pal);
-        command.arg("--data").arg(&context.data).args(["serve", "--json", "--listen", "127.0.0.1:0"]);
-        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
-        let mut line = String::new();
-        child.stdout.as_mut().map(|out| BufReader::new(out).read_line(&mut line)).transpose()?;
-        let said: Value = serde_json::from_str(&line)?;
-        let address = said["url"].as_str().and_then(|url| url.strip_prefix("http://")?.parse().ok());
-        let address = address.ok_or_else(|| io::Error::other(format!("pal serve said {line:?}")))?;
-        let key = fs::read_to_string(context.data.join("serve.key"))?.trim().to_owned();
-        Ok(Self { child, address, key, bodies: context.data.join("bodies") })
-    }
-
-    fn client(&self) -> io::Result<Client> {
-        Client::connect(self.address, &self.key)
-    }
-}
-
-impl Drop for TestedServer {
-    fn drop(&mut self) {
-        if let Some(pid) = rustix::process::Pid::from_raw(self.child.id() as i32) {
-            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
-        }
-        let _ = self.child.wait();
-        // The supervisor of the pooled Body removes it, in its own time.
-        let deadline = Instant::now() + Duration::from_secs(5);
-        while fs::read_dir(&self.bodies).is_ok_and(|mut left| left.next().is_some())
-            && Instant::now() < deadline
-        {
-            thread::sleep(Duration::from_millis(10));
-        }
-    }
-}
 
 /// A sandbox, as the SDK describes it.
 struct SandboxInfo {
@@ -370,7 +327,7 @@ fn crowd(context: &BenchContext, served: &TestedServer, part: &mut ReportSection
     }
     let took = began.elapsed();
     thread::sleep(Duration::from_secs(2));
-    let server = memory::pss(served.child.id() as i32)?;
+    let server = memory::pss(served.pid())?;
     let fleet = fleet::Fleet::open(fleet::FleetConfig {
         data: context.data.clone(),
         durability: fleet::Durability::Process,
