@@ -1,12 +1,13 @@
 //! The tasks that drive agents: one for each agent at work.
 //!
-//! An input of a client is an event of the agent's chain; after it the handler wakes the driver. A driver that was about
-//! to end when the input came runs again, because a wake-up counts until the driver has seen it.
+//! An input of a client is an event of the agent's chain. The handler marks the agent, appends the event and wakes the
+//! driver. A driver that was about to end when the input came runs again, because a wake-up counts until the driver has
+//! seen it.
 //!
 //! Invariant: at most one task drives an agent, and at most one process: the driver holds the agent's lock.
 //! Invariant: one key cannot take all turns: the agents of a key have a bound below that of the server.
-//! Invariant: a server that ends leaves a mark in the directory of each agent that it drove, and the next server drives
-//! those agents on. An agent that the command line drives has no mark.
+//! Invariant: an agent is marked before it gets an input. A server that ends leaves the marks of the agents that it drove
+//! or was about to drive, and the next server drives those on. An agent that the command line drives has no mark.
 
 use std::{
     collections::HashMap,
@@ -15,7 +16,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use bridge::{AgentStatus, LiveSocket};
+use bridge::{AgentStatus, Agents, LiveSocket};
 use proto::{AgentId, Failure, Kind};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
@@ -34,6 +35,8 @@ const KEYS_MAX: usize = 1024;
 #[derive(Default)]
 pub struct DriverTable {
     by_agent: HashMap<AgentId, RunningDriver>,
+    /// How many inputs of an agent are being appended: while there is one, the mark stays.
+    inputs: HashMap<AgentId, usize>,
     stopped: bool,
 }
 
@@ -84,6 +87,24 @@ impl AgentService {
         self.agents().directory(id).join(MARK)
     }
 
+    /// Gives an agent an input, and wakes its driver.
+    pub fn give(
+        &self,
+        id: &AgentId,
+        input: impl FnOnce(&Agents) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        let _pending = PendingInput::begin(self, id);
+        self.write_mark(id)?;
+        input(self.agents())?;
+        self.wake(id)
+    }
+
+    /// Marks an agent, which need not exist yet: if it works when the next server starts, that one drives it.
+    pub fn write_mark(&self, id: &AgentId) -> Result<(), Failure> {
+        let written = fs::create_dir_all(self.agents().directory(id)).and_then(|()| fs::write(self.mark(id), ""));
+        written.map_err(|error| Failure::new(Kind::Host, "cannot mark the agent").because(error))
+    }
+
     /// Lets a driver look at an agent: the one that runs, or a new one.
     pub fn wake(&self, id: &AgentId) -> Result<(), Failure> {
         let mut drivers = self.drivers();
@@ -97,7 +118,7 @@ impl AgentService {
         let cannot = |error: io::Error| Failure::new(Kind::Host, "cannot drive the agent").because(error);
         let updates = self.0.live.channel(id);
         let live = LiveSocket::listen_through(&self.agents().directory(id), updates).map_err(cannot)?;
-        fs::write(self.mark(id), "").map_err(cannot)?;
+        self.write_mark(id)?;
         // The task waits for the lock of the drivers, so it finds its entry.
         let task = tokio::spawn(drive(self.clone(), id.clone(), live));
         drivers.by_agent.insert(id.clone(), RunningDriver { task, woken: false });
@@ -186,12 +207,38 @@ impl AgentService {
         }
         // The next input may come as soon as the entry is gone, and writes the mark again.
         if *end == DriverEnd::AtRest
+            && !drivers.inputs.contains_key(id)
             && let Err(failure) = self.unmark(id)
         {
             tracing::warn!(causes = ?failure.causes(), "{failure}");
         }
         drivers.by_agent.remove(id);
         false
+    }
+}
+
+/// An input that is being appended to the chain of an agent.
+struct PendingInput<'a> {
+    service: &'a AgentService,
+    id: &'a AgentId,
+}
+
+impl<'a> PendingInput<'a> {
+    fn begin(service: &'a AgentService, id: &'a AgentId) -> Self {
+        *service.drivers().inputs.entry(id.clone()).or_default() += 1;
+        Self { service, id }
+    }
+}
+
+impl Drop for PendingInput<'_> {
+    fn drop(&mut self) {
+        let mut drivers = self.service.drivers();
+        if let Some(count) = drivers.inputs.get_mut(self.id) {
+            *count -= 1;
+            if *count == 0 {
+                drivers.inputs.remove(self.id);
+            }
+        }
     }
 }
 

@@ -318,10 +318,10 @@ impl AgentCreation {
             None => None,
         };
         for body in &bodies {
-            let created = self
-                .spec(body, group.clone())
-                .and_then(|spec| app.agents().agents().create(spec, None, &body.0, Some(self.task.clone())));
-            records.push(created?);
+            let spec = self.spec(body, group.clone())?;
+            // A repetition that finds all agents starts no driver: the server that starts after a kill does.
+            app.agents().write_mark(&spec.id)?;
+            records.push(app.agents().agents().create(spec, None, &body.0, Some(self.task.clone()))?);
         }
         Ok(records)
     }

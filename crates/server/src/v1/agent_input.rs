@@ -64,8 +64,8 @@ async fn send(
 ) -> Result<Json<Agent>, V1Refusal> {
     check_text("text", &asked.text)?;
     let act = async move |service: &AgentService, record: &bridge::AgentRecord| {
-        service.agents().send(&record.spec.id, asked.text)?;
-        service.wake(&record.spec.id)
+        let id = &record.spec.id;
+        service.give(id, |agents| agents.send(id, asked.text))
     };
     change(&state.0, caller, id, act).await
 }
@@ -193,8 +193,8 @@ async fn approve(
         if asked.scope == DecisionScope::Rule {
             service.host().keep_rules(&view, asked.call.as_deref())?;
         }
-        service.agents().note(id, calls.into_iter().map(|call| EventData::from(asked.event(call))))?;
-        service.wake(id)
+        let events = calls.into_iter().map(|call| EventData::from(asked.event(call)));
+        service.give(id, |agents| agents.note(id, events))
     };
     change(&state.0, caller, id, act).await
 }
@@ -238,8 +238,7 @@ async fn answer(
                 .hint(format!("see `questions` of GET /v1/agents/{id}, or POST a message")));
         };
         let answered = QuestionAnswered { call, answer: asked.answer };
-        service.agents().note(id, [EventData::from(answered)])?;
-        service.wake(id)
+        service.give(id, |agents| agents.note(id, [EventData::from(answered)]))
     };
     change(&state.0, caller, id, act).await
 }
@@ -285,8 +284,7 @@ async fn rest(service: &AgentService, id: &AgentId, interrupted: AgentInterrupte
     if !works(service, id).await? {
         return Ok(());
     }
-    service.agents().note(id, [EventData::from(interrupted)])?;
-    service.wake(id)?;
+    service.give(id, |agents| agents.note(id, [EventData::from(interrupted)]))?;
     let patience = tokio::time::Instant::now() + REST_WAIT;
     while works(service, id).await? && tokio::time::Instant::now() < patience {
         tokio::time::sleep(REST_LOOK).await;
@@ -322,8 +320,7 @@ async fn resume(
         let is_new = raised.as_ref().is_some_and(|raised| *raised != view.budget);
         events.extend(raised.map(|budget| AgentBudgeted { budget }.into()));
         events.extend(resuming(id, &view.status(), is_new)?);
-        service.agents().note(id, events)?;
-        service.wake(id)
+        service.give(id, |agents| agents.note(id, events))
     };
     change(&state.0, caller, id, act).await
 }

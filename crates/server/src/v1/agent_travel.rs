@@ -70,11 +70,12 @@ async fn fork(
     let forking = app.clone();
     let forks = app.blocking(async move |_: &Fleet| {
         let service = forking.agents();
-        let is_woken = message.is_some();
-        let records = service.agents().fork(&id, at, count, message).await?;
+        let records = service.agents().fork(&id, at, count, None).await?;
         drop(admitted);
-        for record in records.iter().filter(|_| is_woken) {
-            service.wake(&record.spec.id)?;
+        if let Some(message) = message {
+            for id in records.iter().map(|record| &record.spec.id) {
+                service.give(id, |agents| agents.send(id, message.clone()))?;
+            }
         }
         describe_all(&forking, &records).await
     });
