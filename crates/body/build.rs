@@ -19,7 +19,7 @@ const COMPACT: &str = r#"target.'cfg(unix)'.rustflags=['--cfg','sha2_backend_sof
 
 fn main() -> Result<(), Box<dyn Error>> {
     let root = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?).join("../..").canonicalize()?;
-    for room in ["egress", "guest", "launch", "proto", "sys"] {
+    for room in ["egress", "guest", "launch", "proto", "sys", "vault"] {
         println!("cargo:rerun-if-changed={}", root.join("crates").join(room).join("src").display());
         println!("cargo:rerun-if-changed={}", root.join("crates").join(room).join("Cargo.toml").display());
     }

@@ -1,9 +1,14 @@
 //! The Body's end of a connection.
 
-use std::{io, time::Duration};
+use std::{
+    io,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use tokio::{
-    io::{AsyncRead, AsyncReadExt, AsyncWrite},
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf},
     net::{TcpStream, UnixStream},
     time::timeout,
 };
@@ -17,7 +22,7 @@ pub const HEAD_LEN_MAX: usize = 64 << 10;
 const PIECE_LEN: usize = 4096;
 
 /// A stream of a program.
-pub trait ClientStream: AsyncRead + AsyncWrite + Unpin {
+pub trait ClientStream: AsyncRead + AsyncWrite + Unpin + Send + 'static {
     /// Makes the next close a reset.
     fn reset(&self);
 }
@@ -81,6 +86,38 @@ impl<S: ClientStream> ProxyClient<S> {
     pub async fn drain(&mut self) {
         self.ahead.clear();
         let _ = tokio::io::copy(&mut self.stream, &mut tokio::io::sink()).await;
+    }
+}
+
+/// Reads the bytes that were read and not yet used first.
+impl<S: ClientStream> AsyncRead for ProxyClient<S> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let client = self.get_mut();
+        if client.ahead.is_empty() {
+            return Pin::new(&mut client.stream).poll_read(context, buffer);
+        }
+        let rest = client.ahead.split_off(client.ahead.len().min(buffer.remaining()));
+        buffer.put_slice(&client.ahead);
+        client.ahead = rest;
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: ClientStream> AsyncWrite for ProxyClient<S> {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_shutdown(context)
     }
 }
 

@@ -6,7 +6,7 @@
 //! Trust: every byte from a Body is hostile: heads and hellos have a maximum length and a deadline, and names are
 //! compared in their canonical form.
 
-use std::io;
+use std::{collections::BTreeMap, io, rc::Rc};
 
 use proto::egress::{Decision, Permit, Protocol, fit_to_show};
 use tokio::{io::AsyncWriteExt, net::TcpStream, time::timeout};
@@ -21,10 +21,10 @@ use crate::{
     proxy::Proxy,
     refusal::{Denial, RefusalForm, refuse},
     splice::splice,
-    target::Target,
+    target::{Host, Target},
 };
 
-const ESTABLISHED: &[u8] = b"HTTP/1.1 200 Connection established\r\n\r\n";
+pub const ESTABLISHED: &[u8] = b"HTTP/1.1 200 Connection established\r\n\r\n";
 
 /// The way by which a connection came.
 pub enum ConnectionOrigin {
@@ -42,8 +42,8 @@ type RefusedConnection = (RefusalForm, Denial);
 impl Proxy {
     /// Serves a connection to a target to its end.
     pub async fn connect<S: ClientStream>(
-        &self,
-        client: &mut ProxyClient<S>,
+        self: &Rc<Self>,
+        mut client: ProxyClient<S>,
         target: &Target,
         origin: &ConnectionOrigin,
     ) -> io::Result<()> {
@@ -54,11 +54,17 @@ impl Proxy {
                     ConnectionOrigin::Redirect => RefusalForm::of_port(target.port),
                     _ => RefusalForm::Http,
                 };
-                return self.deny(client, form, &target.to_string(), Denial::forbidden(why)).await;
+                return self.deny(&mut client, form, &target.to_string(), Denial::forbidden(why)).await;
             }
         };
+        if permit.inspect && permit.protocol == Protocol::Tls {
+            return tokio::select! {
+                done = self.inspect(client, target, &permit, origin) => done,
+                () = flow.closed() => Ok(()),
+            };
+        }
         let done = tokio::select! {
-            done = self.forward(client, target, &permit, origin) => done,
+            done = self.forward(&mut client, target, &permit, origin) => done,
             () = flow.closed() => {
                 client.stream.reset();
                 return Ok(());
@@ -67,7 +73,7 @@ impl Proxy {
         drop(flow);
         match done? {
             Ok(()) => Ok(()),
-            Err((form, denial)) => self.deny(client, form, &target.to_string(), denial).await,
+            Err((form, denial)) => self.deny(&mut client, form, &target.to_string(), denial).await,
         }
     }
 
@@ -175,13 +181,36 @@ impl Proxy {
         permit: &Permit,
         request: &HttpRequest,
     ) -> io::Result<Result<(), Denial>> {
-        let body = match request.check_protocol(permit).and_then(|body| self.allow(target).map(|()| body)) {
-            Ok(body) => body,
+        let judged = request.check_protocol(permit).and_then(|body| {
+            let headers = self.judge_plain(target, permit, request)?;
+            self.allow(target).map(|()| (body, headers))
+        });
+        let (body, headers) = match judged {
+            Ok(judged) => judged,
             Err(denial) => return Ok(Err(denial)),
         };
-        let head = request.for_host(target, permit, body);
+        let head = request.for_host(target, permit, body, &headers);
         let expects_continue = request.expects_continue();
         exchange(client, upstream, &OutgoingRequest { head, body, expects_continue }).await
+    }
+
+    /// Judges a request that everybody on its way can read: it gets the headers of its rule, and no secret.
+    fn judge_plain(
+        &self,
+        target: &Target,
+        permit: &Permit,
+        request: &HttpRequest,
+    ) -> Result<BTreeMap<String, String>, Denial> {
+        if request.has_placeholder() {
+            return Err(Denial::forbidden("a placeholder of a secret is in it, and no secret goes over plain http"));
+        }
+        let (true, Host::Name(name)) = (permit.inspect, &target.host) else { return Ok(BTreeMap::new()) };
+        let judged = self.policy.borrow().judge_request(name, target.port, &request.judged_part()?);
+        let headers = judged.map_err(Denial::forbidden)?.headers;
+        match headers.values().any(|value| value.contains("${")) {
+            true => Err(Denial::forbidden("its rule sets a header with a secret, and no secret goes over plain http")),
+            false => Ok(headers),
+        }
     }
 
     /// Records that a rule allows a connection.
@@ -207,7 +236,7 @@ impl Proxy {
 }
 
 /// Reads a hello, which stays among the bytes that are forwarded.
-async fn judge_hello<S: ClientStream>(
+pub async fn judge_hello<S: ClientStream>(
     client: &mut ProxyClient<S>,
     target: &Target,
 ) -> io::Result<Result<(), Denial>> {

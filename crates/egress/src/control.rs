@@ -6,7 +6,7 @@
 
 use std::{io, rc::Rc, sync::Arc, time::Duration};
 
-use proto::egress::{EgressControl, EgressOrders, EgressReply, MESSAGE_LEN_MAX, Policy};
+use proto::egress::{EgressControl, EgressOrders, EgressReply, MESSAGE_LEN_MAX};
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
     net::{UnixListener, UnixStream},
@@ -14,7 +14,10 @@ use tokio::{
     time::timeout,
 };
 
-use crate::proxy::{Proxy, accept_all};
+use crate::{
+    proxy::{Proxy, accept_all},
+    secrets::SecretTable,
+};
 
 /// How long a message may take.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -59,11 +62,13 @@ impl Proxy {
 
     /// Puts another policy in force, and returns how many connections it closed.
     fn replace(&self, orders: &EgressOrders) -> Result<usize, String> {
-        let policy = Policy::new(&orders.rules).map_err(|error| error.to_string())?;
+        let policy = orders.policy().map_err(|error| error.to_string())?;
         let current = self.generation.get();
         if orders.generation < current {
             return Err(format!("the policy in force has the number {current}, which is newer"));
         }
+        self.certificates.set_authority(orders.authority.as_ref(), self.key.as_ref())?;
+        *self.secrets.borrow_mut() = Rc::new(SecretTable::open(&orders.secrets, self.key.as_ref()));
         self.journal.borrow_mut().set_flush(orders.flush);
         self.generation.set(orders.generation);
         let closed = self.flows.close_denied(&policy);

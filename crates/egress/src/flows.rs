@@ -48,7 +48,9 @@ impl FlowTable {
         let before = open.len();
         open.retain(|_, flow| {
             let keeps = flow.target.judge(policy).is_ok_and(|permit| {
-                permit.protocol == flow.permit.protocol && (permit.private || !flow.permit.private)
+                permit.protocol == flow.permit.protocol
+                    && permit.inspect == flow.permit.inspect
+                    && (permit.private || !flow.permit.private)
             });
             if !keeps {
                 flow.closed.notify_one();

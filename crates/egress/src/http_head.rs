@@ -6,11 +6,15 @@
 //! Trust: HTTP parsers read folded lines, bare line ends, repeated headers and the like differently, so a head with any
 //! of them is refused.
 
-use proto::egress::{Permit, Protocol, fit_to_show};
+use std::collections::BTreeMap;
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+use proto::egress::{Permit, Protocol, RequestTarget, fit_to_show};
 
 use crate::{
     http_body::BodyLength,
     refusal::Denial,
+    secrets::has_placeholder,
     target::{Host, Target},
 };
 
@@ -40,6 +44,9 @@ const NOT_PASSED: &[&str] = &[
     "transfer-encoding",
     "upgrade",
 ];
+
+/// Headers by which some servers take another method than the one that was judged.
+pub const METHOD_OVERRIDES: &[&str] = &["x-http-method", "x-http-method-override", "x-method-override"];
 
 /// The form in which a request names its resource.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -143,6 +150,31 @@ impl HttpRequest {
         Ok(body)
     }
 
+    /// The method and the path, as rules judge them.
+    pub fn judged_part(&self) -> Result<RequestTarget<'_>, Denial> {
+        if METHOD_OVERRIDES.iter().any(|name| self.values(name).next().is_some()) {
+            return Err(Denial::forbidden("a header of it asks for another method"));
+        }
+        let path = match &self.form {
+            Form::ConnectionOrigin(path) | Form::Absolute(_, path) => path,
+            Form::Asterisk | Form::Authority(_) => "*",
+        };
+        Ok(RequestTarget { method: &self.method, path: path.split('?').next().unwrap_or(path) })
+    }
+
+    /// Whether a placeholder of a secret is in the head.
+    pub fn has_placeholder(&self) -> bool {
+        let path = match &self.form {
+            Form::ConnectionOrigin(path) | Form::Absolute(_, path) => path,
+            Form::Asterisk | Form::Authority(_) => "",
+        };
+        [path].into_iter().chain(self.headers.iter().map(|(_, value)| value.as_str())).any(|text| {
+            let basic = text.get(..6).filter(|scheme| scheme.eq_ignore_ascii_case("basic "));
+            let decoded = basic.and_then(|_| STANDARD.decode(text[6..].trim()).ok());
+            has_placeholder(text.as_bytes()) || decoded.is_some_and(|decoded| has_placeholder(&decoded))
+        })
+    }
+
     /// Whether the client sends the body only after an answer of 100.
     pub fn expects_continue(&self) -> bool {
         self.version == "HTTP/1.1"
@@ -171,7 +203,13 @@ impl HttpRequest {
     }
 
     /// The head of the request that is sent to the host.
-    pub fn for_host(&self, target: &Target, permit: &Permit, body: BodyLength) -> String {
+    pub fn for_host(
+        &self,
+        target: &Target,
+        permit: &Permit,
+        body: BodyLength,
+        set: &BTreeMap<String, String>,
+    ) -> String {
         let path = match &self.form {
             Form::ConnectionOrigin(path) | Form::Absolute(_, path) => path,
             Form::Asterisk | Form::Authority(_) => "*",
@@ -183,7 +221,7 @@ impl HttpRequest {
             (Host::Address(_), _) => self.values("host").next().unwrap_or_default().to_owned(),
         };
         let headers =
-            if permit.protocol == Protocol::PlainHttp { self.few_headers() } else { self.most_headers() };
+            if permit.protocol == Protocol::PlainHttp { self.few_headers() } else { self.most_headers(set) };
         let length = match body {
             BodyLength::Chunked => "transfer-encoding: chunked\r\n".to_owned(),
             BodyLength::Known(len) if self.values("content-length").next().is_some() && len > 0 => {
@@ -212,15 +250,18 @@ impl HttpRequest {
         kept.into_iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect()
     }
 
-    fn most_headers(&self) -> String {
+    fn most_headers(&self, set: &BTreeMap<String, String>) -> String {
         let own = |name: &str| {
             let mut named = self.values("connection").flat_map(|value| value.split(','));
             named.any(|token| token.trim().eq_ignore_ascii_case(name))
         };
-        let passed =
-            |name: &str| !NOT_PASSED.iter().any(|other| name.eq_ignore_ascii_case(other)) && !own(name);
-        let headers = self.headers.iter().filter(|(name, _)| passed(name));
-        headers.map(|(name, value)| format!("{name}: {value}\r\n")).collect()
+        let passed = |name: &str| {
+            !NOT_PASSED.iter().any(|other| name.eq_ignore_ascii_case(other))
+                && !own(name)
+                && !set.keys().any(|other| name.eq_ignore_ascii_case(other))
+        };
+        let headers = self.headers.iter().filter(|(name, _)| passed(name)).map(|(name, value)| (name, value));
+        headers.chain(set).map(|(name, value)| format!("{name}: {value}\r\n")).collect()
     }
 }
 

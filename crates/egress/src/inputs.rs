@@ -10,7 +10,7 @@ use std::{
     },
 };
 
-use proto::egress::{EgressOrders, MESSAGE_LEN_MAX};
+use proto::egress::{EgressStart, MESSAGE_LEN_MAX};
 
 /// Everything that the supervisor sends.
 pub struct ProxyInputs {
@@ -23,7 +23,7 @@ pub struct ProxyInputs {
     pub control: UnixListener,
     /// Sockets in the Body's network namespace, if its connections are redirected.
     pub redirect: Option<RedirectInputs>,
-    pub orders: EgressOrders,
+    pub start: EgressStart,
 }
 
 /// The sockets in the Body's network namespace.
@@ -42,7 +42,7 @@ impl ProxyInputs {
         let redirect = if is_transparent { Some(RedirectInputs::receive(&take)?) } else { None };
         listener.set_nonblocking(true)?;
         control.set_nonblocking(true)?;
-        Ok(Self { listener, spool, body, control, redirect, orders: read_orders(supervisor)? })
+        Ok(Self { listener, spool, body, control, redirect, start: read_start(supervisor)? })
     }
 }
 
@@ -59,7 +59,7 @@ impl RedirectInputs {
     }
 }
 
-fn read_orders(supervisor: &UnixStream) -> io::Result<EgressOrders> {
+fn read_start(supervisor: &UnixStream) -> io::Result<EgressStart> {
     let mut line = String::new();
     BufReader::new(supervisor.take(MESSAGE_LEN_MAX)).read_line(&mut line)?;
     Ok(serde_json::from_str(&line)?)

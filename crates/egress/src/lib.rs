@@ -29,6 +29,7 @@ mod http_gate;
 mod http_head;
 mod idle;
 mod inputs;
+mod inspect;
 mod journal;
 mod name_cache;
 mod names;
@@ -37,6 +38,7 @@ mod proxy;
 mod redirect;
 mod refusal;
 mod resolve;
+mod secrets;
 mod splice;
 mod target;
 

@@ -1,6 +1,7 @@
 //! The process: it takes its orders, confines itself, and serves until the Body ends.
 
 use std::{
+    cell::RefCell,
     fs::File,
     io::{self, Write},
     os::{
@@ -11,20 +12,23 @@ use std::{
     rc::Rc,
 };
 
-use proto::egress::{EgressAnswer, Policy, TRANSPARENT};
+use proto::egress::{EgressAnswer, TRANSPARENT};
 use rustix::fs::FlockOperation;
 use tokio::{
     io::unix::AsyncFd,
     net::{TcpListener, UdpSocket, UnixListener},
     task::LocalSet,
 };
+use vault::SealKey;
 
 use crate::{
     confine,
     inputs::{ProxyInputs, RedirectInputs},
+    inspect::Certificates,
     journal::Journal,
     names::NameTable,
     proxy::Proxy,
+    secrets::SecretTable,
 };
 
 const STDIN: i32 = 0;
@@ -91,8 +95,11 @@ fn run(supervisor: &UnixStream) -> Result<(), ProxyStepError> {
 
 /// The proxy, with the names that earlier processes of the Body recorded.
 fn open(inputs: &ProxyInputs) -> Result<Proxy, ProxyStepError> {
-    let policy = Policy::new(&inputs.orders.rules)
-        .map_err(|error| at("read the policy")(io::Error::new(io::ErrorKind::InvalidData, error)))?;
+    let orders = &inputs.start.orders;
+    let policy = orders.policy().map_err(|error| at("read the policy")(io::Error::new(io::ErrorKind::InvalidData, error)))?;
+    let bundle = inputs.start.bundle.as_ref().map(File::open).transpose();
+    let bundle = bundle.map_err(at("open the certificates that this host trusts"))?;
+    let key = inputs.start.key.as_deref().and_then(SealKey::from_hex);
     let spool = inputs.spool.try_clone().map_err(at("open the spool"))?;
     // Held until this process ends: a `pal` that gets the exclusive lock knows that no further line comes.
     rustix::fs::flock(&spool, FlockOperation::NonBlockingLockShared)
@@ -100,8 +107,12 @@ fn open(inputs: &ProxyInputs) -> Result<Proxy, ProxyStepError> {
     // The supervisor's descriptor may only append.
     let names = File::open(sys::fd::path_of(spool.as_fd())).and_then(NameTable::read);
     let names = names.map_err(at("read the names in the spool"))?;
-    let journal = Journal::new(spool, inputs.orders.flush);
-    Ok(Proxy::new(policy, inputs.orders.generation, journal, names))
+    let journal = Journal::new(spool, orders.flush);
+    let certificates = Certificates::new(bundle);
+    let authority = certificates.set_authority(orders.authority.as_ref(), key.as_ref());
+    authority.map_err(|why| at("use the authority of the Body")(io::Error::other(why)))?;
+    let secrets = RefCell::new(Rc::new(SecretTable::open(&orders.secrets, key.as_ref())));
+    Ok(Proxy { secrets, certificates, key, ..Proxy::new(policy, orders.generation, journal, names) })
 }
 
 impl ProxySockets {

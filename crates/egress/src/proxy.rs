@@ -9,16 +9,19 @@ use tokio::{
     net::{UnixListener, UnixStream},
     sync::Semaphore,
 };
+use vault::SealKey;
 
 use crate::{
     client::ProxyClient,
     connection::ConnectionOrigin,
     flows::FlowTable,
     http_head::HttpRequest,
+    inspect::Certificates,
     journal::Journal,
     name_cache::NameCache,
     names::NameTable,
     refusal::{Denial, RefusalForm},
+    secrets::SecretTable,
     target::Target,
 };
 
@@ -41,6 +44,12 @@ pub struct Proxy {
     pub flows: Rc<FlowTable>,
     /// The connections that may still be opened.
     pub free: Arc<Semaphore>,
+    /// The secrets that the Body may use.
+    pub secrets: RefCell<Rc<SecretTable>>,
+    /// The certificates of inspected connections.
+    pub certificates: Certificates,
+    /// The key that opens the sealed parts of orders.
+    pub key: Option<SealKey>,
 }
 
 impl Proxy {
@@ -54,6 +63,9 @@ impl Proxy {
             addresses: NameCache::default(),
             flows: Rc::new(FlowTable::default()),
             free: Arc::new(Semaphore::new(CONNECTIONS_MAX)),
+            secrets: RefCell::default(),
+            certificates: Certificates::new(None),
+            key: None,
         }
     }
 
@@ -71,7 +83,7 @@ impl Proxy {
     }
 
     /// Serves one connection: one request, and then a tunnel, an answer or the end.
-    pub async fn connection(&self, stream: UnixStream) -> io::Result<()> {
+    pub async fn connection(self: &Rc<Self>, stream: UnixStream) -> io::Result<()> {
         let mut client = ProxyClient::new(stream);
         let request = client.read_head().await?.and_then(|head| HttpRequest::parse(&head));
         let request = match request {
@@ -91,7 +103,7 @@ impl Proxy {
         };
         let target = Target::parse(&text, &self.names.borrow());
         match target {
-            Ok(target) => self.connect(&mut client, &target, &origin).await,
+            Ok(target) => self.connect(client, &target, &origin).await,
             Err(why) => self.deny(&mut client, RefusalForm::Http, &text, Denial::forbidden(why)).await,
         }
     }

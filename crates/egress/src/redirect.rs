@@ -36,7 +36,7 @@ impl Proxy {
 
     /// Serves one connection to a destination.
     pub async fn redirected(
-        &self,
+        self: &Rc<Self>,
         stream: impl ClientStream,
         destination: io::Result<SocketAddr>,
     ) -> io::Result<()> {
@@ -51,7 +51,7 @@ impl Proxy {
         };
         let target = Target::of_address(destination, &self.names.borrow());
         match target {
-            Ok(target) => self.connect(&mut client, &target, &ConnectionOrigin::Redirect).await,
+            Ok(target) => self.connect(client, &target, &ConnectionOrigin::Redirect).await,
             Err(why) => {
                 let form = RefusalForm::of_port(destination.port());
                 self.deny(&mut client, form, &destination.to_string(), Denial::forbidden(why)).await

@@ -97,17 +97,24 @@ pub async fn refuse<S: ClientStream>(
     Ok(())
 }
 
-fn http_answer(to: &str, denial: &Denial) -> Vec<u8> {
+/// The reason of a refusal, and the command that allows what no rule names.
+pub fn explanation(to: &str, denial: &Denial) -> String {
     let Denial { status, why } = denial;
     let to = fit_to_show(to);
-    // Many programs print no more than the status line.
-    let (verb, reason) =
-        if *status == UNREACHABLE { ("cannot", "Unreachable") } else { ("may not", "Denied") };
+    let verb = if *status == UNREACHABLE { "cannot" } else { "may not" };
     let mut text = format!("palisade: {to} {verb} be reached: {why}\n");
     // A rule would not help against a rule that denies, or where a request is malformed.
     if *status == 403 && why.starts_with("no rule names") {
-        text.push_str(&format!("allow it: pal net allow <body> {to}\n"));
+        let quote = if to.contains(' ') { "'" } else { "" };
+        text.push_str(&format!("allow it: pal net allow <body> {quote}{to}{quote}\n"));
     }
+    text
+}
+
+fn http_answer(to: &str, denial: &Denial) -> Vec<u8> {
+    let (status, text) = (denial.status, explanation(to, denial));
+    // Many programs print no more than the status line.
+    let reason = if status == UNREACHABLE { "Unreachable" } else { "Denied" };
     let len = text.len();
     format!(
         "HTTP/1.1 {status} {reason}\r\ncontent-type: text/plain\r\ncontent-length: {len}\r\nconnection: close\r\n\r\n{text}"

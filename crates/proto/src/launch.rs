@@ -78,6 +78,8 @@ pub struct LaunchPlan {
 pub struct EgressPlan {
     /// The proxy's directory on the host; it holds its orders, the spool and the directory that the Body sees.
     pub dir: PathBuf,
+    /// The file with the key of the sealed parts of the orders.
+    pub key: PathBuf,
 }
 
 /// A symlink whose target names the owner of a resource.

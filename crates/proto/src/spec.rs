@@ -88,6 +88,18 @@ pub struct Egress {
     /// The number of the policy: each change has the next one.
     #[serde(default, skip_serializing_if = "is_first")]
     pub generation: u64,
+    /// The secrets that the Body may use.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub secrets: Vec<SecretGrant>,
+}
+
+/// The right of a Body to use a secret.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SecretGrant {
+    /// The name of the secret.
+    pub name: String,
+    /// The text that stands for it in the Body.
+    pub placeholder: String,
 }
 
 fn is_first(generation: &u64) -> bool {

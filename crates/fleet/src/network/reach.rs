@@ -55,9 +55,8 @@ pub fn rule_reach(rule: &EgressRule) -> Option<RuleReach> {
     if rule.action == RuleAction::Deny {
         return None;
     }
-    let mut parts = rule.to.split('+');
-    let text = parts.next().unwrap_or_default();
-    if parts.any(|mark| mark == "private") {
+    let text = rule.host_and_ports();
+    if rule.to.split('+').skip(1).any(|mark| mark == "private") {
         return Some(RuleReach::Private);
     }
     Some(match address_range(text) {
@@ -75,7 +74,7 @@ pub fn rule_reach(rule: &EgressRule) -> Option<RuleReach> {
 
 /// Whether a rule names a host, or the hosts below a name, and neither addresses nor everything.
 pub(crate) fn names_hosts(rule: &EgressRule) -> bool {
-    let text = rule.to.split('+').next().unwrap_or_default();
+    let text = rule.host_and_ports();
     address_range(text).is_none() && text != "*" && !text.starts_with("*:")
 }
 
@@ -159,6 +158,8 @@ mod tests {
             ("*.example.org:*", Names),
             ("*", Everything),
             ("*:443", Everything),
+            ("GET,HEAD *:443/**", Everything),
+            ("GET a.test/repos/*", Names),
             ("*:*+private", Private),
             ("registry.corp:443+private", Private),
             ("0.0.0.0/0:*", Everything),

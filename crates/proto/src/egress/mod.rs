@@ -4,12 +4,24 @@
 //! hostile.
 
 mod policy;
+mod request_match;
+mod secret;
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    path::PathBuf,
+};
 
 use serde::{Deserialize, Serialize};
 
-pub use policy::{EgressRule, Permit, Policy, Protocol, RULES_MAX, RuleAction, RuleError, canonical_name};
+pub use policy::{
+    EgressRule, Permit, Policy, Protocol, RULES_MAX, RequestPermit, RuleAction, RuleError, canonical_name,
+    is_secret_host,
+};
+pub use request_match::{RequestPattern, RequestTarget};
+pub use secret::{
+    AuthorityOrder, EgressSecret, PLACEHOLDER_MARK, SECRETS_MAX, SecretFields, is_placeholder_byte,
+};
 
 /// Most characters of a target or a reason that are kept.
 const SHOWN_LEN_MAX: usize = 200;
@@ -200,6 +212,33 @@ pub struct EgressOrders {
     pub generation: u64,
     /// When a decision counts as recorded.
     pub flush: Flush,
+    /// The secrets that the Body may use.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub secrets: Vec<EgressSecret>,
+    /// The authority whose certificates the proxy shows for inspected names; none if it inspects none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub authority: Option<AuthorityOrder>,
+}
+
+impl EgressOrders {
+    /// The policy, with the hosts of the secrets.
+    pub fn policy(&self) -> Result<Policy, RuleError> {
+        Policy::new(&self.rules)?.inspecting(self.secrets.iter().flat_map(|secret| &secret.hosts))
+    }
+}
+
+/// The first message of the supervisor to a new `pal-egress`.
+#[derive(Clone, Serialize, Deserialize)]
+pub struct EgressStart {
+    /// The newest orders.
+    pub orders: EgressOrders,
+    /// The key that opens the sealed parts of these and of later orders, in hexadecimal; none where the data directory has
+    /// none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
+    /// The file of the certificates that this host trusts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bundle: Option<PathBuf>,
 }
 
 /// A message of `pal` to a running `pal-egress`, one line on a connection to [`CONTROL`].

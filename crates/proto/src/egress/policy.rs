@@ -3,32 +3,48 @@
 //! A rule has one form on the command line, in `palisade.toml`, in the API and in the spec:
 //!
 //! ```text
-//! HOST[:PORTS][+MARK…]
+//! [METHODS ]HOST[:PORTS][/PATH][+MARK…]
 //!
+//! METHODS GET,HEAD              only these methods of HTTP; without methods: all
 //! HOST    api.example.org       this name
 //!         *.example.org         the names one label below it
 //!         **.example.org        all names below it, not itself
 //!         192.0.2.7  [2001:db8::1]  192.0.2.0/24    addresses, for programs that connect to them without a name
 //!         *                     every public name and address
 //! PORTS   443   8000-8080   *   without ports: 80 and 443
+//! PATH    /repos/me/**          only these paths: `*` is any text without a slash, `**` is any text
 //! MARK    tls, http, tcp        the protocol; without one, TLS on port 443, HTTP on port 80, and TCP elsewhere
 //!         plain                 HTTP of which only GET and HEAD may be asked
 //!         private               the name may lead to an address of this host or of a private network
+//!         inspect               the requests in TLS are read and judged one by one, as where methods or paths are named
+//!         tunnel                TLS is never opened, for programs that trust one certificate only
 //! ```
+//!
+//! Rules with methods, paths or headers, and the hosts of secrets, need the requests inside TLS: the egress process
+//! answers the program with a certificate of the Body's own authority. All other TLS goes through unopened.
 //!
 //! Invariant: a target without a rule is denied, and so is a target in any spelling but the canonical one.
 //! Invariant: a rule that denies wins over every rule that allows.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv6Addr},
+};
 
 use serde::{Deserialize, Serialize};
 
-use super::fit_to_show;
+use super::{
+    fit_to_show,
+    request_match::{RequestPattern, RequestTarget},
+};
 
 /// Most rules of a policy.
 pub const RULES_MAX: usize = 256;
 /// Most examples of a rule.
 const EXAMPLES_MAX: usize = 32;
+/// Most headers of a rule, and the longest name or value of one, in bytes.
+const HEADERS_MAX: usize = 32;
+const HEADER_LEN_MAX: usize = 8 << 10;
 /// Longest reason of a rule, in bytes.
 const WHY_LEN_MAX: usize = 200;
 
@@ -48,6 +64,9 @@ pub enum RuleError {
         "the rule {0:?} has a reason of more than {WHY_LEN_MAX} bytes, or more than {EXAMPLES_MAX} examples"
     )]
     TooLong(String),
+    /// The headers of a rule cannot be set.
+    #[error("the rule {0:?} sets headers, which needs a name and a rule that allows, without `+tcp` and `+tunnel`; a name or a value of a header is at most 8 KiB of plain text")]
+    Headers(String),
     /// An example contradicts its rule.
     #[error("the rule {rule:?} should {} its example {example:?}", if *.is_match { "match" } else { "not match" })]
     Example {
@@ -78,8 +97,12 @@ pub struct EgressRule {
     /// The effect of the rule.
     #[serde(default, skip_serializing_if = "is_allow")]
     pub action: RuleAction,
-    /// The targets, as `HOST[:PORTS][+MARK…]`.
+    /// The targets, as `[METHODS ]HOST[:PORTS][/PATH][+MARK…]`.
     pub to: String,
+    /// Headers that each request gets on its way out, in place of its own; `${NAME}` in a value stands for a secret that
+    /// the Body may use.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub headers: BTreeMap<String, String>,
     /// The reason for the rule.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
@@ -101,6 +124,7 @@ impl EgressRule {
         Self {
             action: RuleAction::Allow,
             to: to.into(),
+            headers: BTreeMap::new(),
             why: None,
             matches: Vec::new(),
             not_match: Vec::new(),
@@ -117,6 +141,12 @@ impl EgressRule {
     pub fn because(mut self, why: impl Into<String>) -> Self {
         self.why = Some(why.into());
         self
+    }
+
+    /// The host and the ports of the rule, without methods, path and marks.
+    pub fn host_and_ports(&self) -> &str {
+        let text = self.to.split('+').next().unwrap_or_default();
+        split_path(text.split_once(' ').map_or(text, |(_, rest)| rest)).0
     }
 
     /// The rule as one line of text, for decisions and tables.
@@ -159,12 +189,16 @@ enum HostPattern {
 /// One rule, ready to judge.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rule {
+    /// The requests to which the rule is limited.
+    requests: RequestPattern,
     host: HostPattern,
     /// The first and the last port; none for 80 and 443.
     ports: Option<(u16, u16)>,
     private: bool,
     /// The protocol, if a mark names it.
     protocol: Option<Protocol>,
+    inspect: bool,
+    tunnel: bool,
     source: EgressRule,
 }
 
@@ -176,13 +210,28 @@ pub struct Permit {
     /// Whether the target may be an address of this host or of a private network: a rule says `+private`, or names the
     /// address.
     pub private: bool,
+    /// Whether each request on the connection is judged, inside TLS, too.
+    pub inspect: bool,
+    /// The rule, for the record.
+    pub rule: String,
+}
+
+/// The permission of a rule for one request.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RequestPermit {
+    /// The headers that the request gets.
+    pub headers: BTreeMap<String, String>,
     /// The rule, for the record.
     pub rule: String,
 }
 
 /// The rules of a Body, ready to judge.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Policy(Vec<Rule>);
+pub struct Policy {
+    rules: Vec<Rule>,
+    /// The hosts of secrets.
+    inspected: Vec<Rule>,
+}
 
 impl Policy {
     /// Reads rules, and checks their examples.
@@ -190,7 +239,35 @@ impl Policy {
         if rules.len() > RULES_MAX {
             return Err(RuleError::TooMany(rules.len()));
         }
-        rules.iter().map(read_rule).collect::<Result<_, _>>().map(Self)
+        let rules = rules.iter().map(read_rule).collect::<Result<_, _>>()?;
+        Ok(Self { rules, inspected: Vec::new() })
+    }
+
+    /// The policy, which also inspects TLS to these hosts: the hosts of secrets, each as `HOST[:PORTS]` or as a pattern of
+    /// names, on port 443 without ports.
+    pub fn inspecting<S: AsRef<str>>(mut self, hosts: impl IntoIterator<Item = S>) -> Result<Self, RuleError> {
+        for host in hosts {
+            self.inspected.push(read_secret_host(host.as_ref())?);
+        }
+        Ok(self)
+    }
+
+    /// The names whose TLS is inspected, as a certificate names them: a name stands for those below it, too. None if
+    /// the rules inspect TLS to every name.
+    pub fn inspected_names(&self) -> Option<Vec<String>> {
+        let rules = self.rules.iter().filter(|rule| rule.needs_requests()).chain(&self.inspected);
+        let mut names = rules
+            .filter_map(|rule| match &rule.host {
+                HostPattern::Any => Some(None),
+                HostPattern::Name(name) | HostPattern::Child(name) | HostPattern::Below(name) => {
+                    Some(Some(name.clone()))
+                }
+                HostPattern::Addresses { .. } => None,
+            })
+            .collect::<Option<Vec<_>>>()?;
+        names.sort();
+        names.dedup();
+        Some(names)
     }
 
     /// Reads rules that allow.
@@ -211,9 +288,8 @@ impl Policy {
     /// Whether some rule allows a canonical name on some port, so that a resolver may answer it.
     pub fn resolves(&self, name: &str) -> bool {
         let covers = |rule: &&Rule| rule.host.covers_name(name);
-        let denied =
-            |rule: &Rule| rule.source.action == RuleAction::Deny && rule.ports == Some((1, u16::MAX));
-        let mut rules = self.0.iter().filter(covers);
+        let denied = |rule: &Rule| rule.denies_connections() && rule.ports == Some((1, u16::MAX));
+        let mut rules = self.rules.iter().filter(covers);
         rules.clone().any(|rule| rule.source.action == RuleAction::Allow) && !rules.any(denied)
     }
 
@@ -231,20 +307,42 @@ impl Policy {
     /// Why a name that a rule allows may not lead to this address, if a rule denies the address.
     pub fn denial_of_address(&self, address: IpAddr, port: u16) -> Option<String> {
         let is_it = |rule: &&Rule| {
-            rule.source.action == RuleAction::Deny && rule.has_port(port) && rule.host.covers_address(address)
+            rule.denies_connections() && rule.has_port(port) && rule.host.covers_address(address)
         };
-        let rule = self.0.iter().find(is_it)?;
+        let rule = self.rules.iter().find(is_it)?;
         Some(format!("the rule `{}` denies its address {address}", rule.source.shown()))
     }
 
     fn judge(&self, covers: &dyn Fn(&Rule) -> bool, port: u16, shown: &str) -> Result<Permit, String> {
-        let mut fitting = self.0.iter().filter(|rule| rule.has_port(port) && covers(rule));
-        if let Some(rule) = fitting.clone().find(|rule| rule.source.action == RuleAction::Deny) {
+        let fits = |rule: &&Rule| rule.has_port(port) && covers(rule);
+        let fitting = self.rules.iter().filter(fits);
+        if let Some(rule) = fitting.clone().find(|rule| rule.denies_connections()) {
             return Err(format!("the rule `{}` denies {shown}", rule.source.shown()));
         }
-        let private = fitting.clone().any(Rule::may_be_private);
-        let rule = fitting.next().ok_or_else(|| format!("no rule names {shown}"))?;
-        Ok(Permit { protocol: rule.protocol_on(port), private, rule: rule.source.shown() })
+        let mut allowing = fitting.clone().filter(|rule| rule.source.action == RuleAction::Allow);
+        let private = allowing.clone().any(Rule::may_be_private);
+        let rule = allowing.next().ok_or_else(|| format!("no rule names {shown}"))?;
+        // A rule that denies requests counts in spite of `+tunnel`.
+        let denies = fitting.clone().any(|rule| rule.source.action == RuleAction::Deny);
+        let needs = fitting.clone().any(Rule::needs_requests) || self.inspected.iter().any(|host| fits(&host));
+        let inspect = denies || (needs && !rule.tunnel);
+        Ok(Permit { protocol: rule.protocol_on(port), private, inspect, rule: rule.source.shown() })
+    }
+
+    /// The rule for a request to a canonical name, on a connection that is permitted, or the reason why there is none.
+    pub fn judge_request(&self, name: &str, port: u16, request: &RequestTarget<'_>) -> Result<RequestPermit, String> {
+        let shown = || format!("{} {name}:{port}{}", fit_to_show(request.method), fit_to_show(request.path));
+        let fitting = || self.rules.iter().filter(|rule| rule.has_port(port) && rule.host.covers_name(name));
+        // Servers read paths in ways of their own, so a condition on the path takes only paths with one reading.
+        if fitting().any(|rule| rule.requests.is_limited()) {
+            request.check_one_reading().map_err(|why| format!("{} {why}", shown()))?;
+        }
+        let mut matching = fitting().filter(|rule| rule.requests.covers(request));
+        if let Some(rule) = matching.clone().find(|rule| rule.source.action == RuleAction::Deny) {
+            return Err(format!("the rule `{}` denies {}", rule.source.shown(), shown()));
+        }
+        let rule = matching.next().ok_or_else(|| format!("no rule names {}", shown()))?;
+        Ok(RequestPermit { headers: rule.source.headers.clone(), rule: rule.source.shown() })
     }
 }
 
@@ -256,6 +354,16 @@ impl Rule {
         }
     }
 
+    /// Whether the rule denies whole connections, and not only some requests on them.
+    fn denies_connections(&self) -> bool {
+        self.source.action == RuleAction::Deny && !self.requests.is_limited()
+    }
+
+    /// Whether the rule can be judged only by the requests on a connection.
+    fn needs_requests(&self) -> bool {
+        self.inspect || self.requests.is_limited() || !self.source.headers.is_empty()
+    }
+
     /// A rule that names addresses means just these, wherever they lead.
     fn may_be_private(&self) -> bool {
         self.private || matches!(self.host, HostPattern::Addresses { .. })
@@ -265,11 +373,15 @@ impl Rule {
         self.protocol.unwrap_or(match port {
             443 => Protocol::Tls,
             80 => Protocol::Http,
+            _ if self.needs_requests() => Protocol::Tls,
             _ => Protocol::Tcp,
         })
     }
 
-    fn matches(&self, target: &str) -> bool {
+    fn matches(&self, example: &str) -> bool {
+        let (method, target) = example.split_once(' ').unwrap_or(("GET", example));
+        let (target, path) = target.split_at(target.find('/').unwrap_or(target.len()));
+        let path = if path.is_empty() { "/" } else { path };
         let Some((host, port)) = target.rsplit_once(':') else { return false };
         let Some(port) = read_port(port) else { return false };
         let address = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
@@ -278,8 +390,33 @@ impl Rule {
             (Err(_), Some(name)) => self.host.covers_name(&name),
             (Err(_), None) => false,
         };
-        covers && self.has_port(port)
+        covers && self.has_port(port) && self.requests.covers(&RequestTarget { method, path })
     }
+}
+
+impl Rule {
+    fn headers_fit(&self) -> bool {
+        let is_text = |text: &str| text.len() <= HEADER_LEN_MAX && !text.contains(|c: char| c.is_control() || !c.is_ascii());
+        let fits = |(name, value): (&String, &String)| {
+            is_text(value) && name.len() <= HEADER_LEN_MAX && is_header_name(name)
+        };
+        let headers = &self.source.headers;
+        headers.is_empty()
+            || (self.source.action == RuleAction::Allow
+                && headers.len() <= HEADERS_MAX
+                && !self.tunnel
+                && self.protocol != Some(Protocol::Tcp)
+                && !matches!(self.host, HostPattern::Addresses { .. })
+                && headers.iter().all(fits))
+    }
+}
+
+/// Whether a header of this name may be set: it says nothing about the connection or the length of the body.
+fn is_header_name(name: &str) -> bool {
+    let token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
+    let refused =
+        ["connection", "content-length", "host", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"];
+    !name.is_empty() && name.bytes().all(token) && !refused.iter().any(|own| name.eq_ignore_ascii_case(own))
 }
 
 impl HostPattern {
@@ -319,6 +456,9 @@ fn read_rule(source: &EgressRule) -> Result<Rule, RuleError> {
         return Err(RuleError::TooLong(fit_to_show(&source.to)));
     }
     let rule = parse_rule(source).ok_or_else(|| RuleError::Syntax(fit_to_show(&source.to)))?;
+    if !rule.headers_fit() {
+        return Err(RuleError::Headers(fit_to_show(&source.to)));
+    }
     let examples = source.matches.iter().map(|example| (example, true));
     for (example, is_match) in examples.chain(source.not_match.iter().map(|example| (example, false))) {
         if rule.matches(example) != is_match {
@@ -329,16 +469,42 @@ fn read_rule(source: &EgressRule) -> Result<Rule, RuleError> {
     Ok(rule)
 }
 
+/// Reads a host of a secret.
+fn read_secret_host(host: &str) -> Result<Rule, RuleError> {
+    let rule = parse_rule(&EgressRule::allow(host)).filter(|rule| {
+        let is_named = !matches!(rule.host, HostPattern::Any | HostPattern::Addresses { .. });
+        is_named && !host.contains(['+', '/', ' '])
+    });
+    let rule = rule.ok_or_else(|| RuleError::Syntax(fit_to_show(host)))?;
+    Ok(Rule { ports: rule.ports.or(Some((443, 443))), inspect: true, ..rule })
+}
+
+/// Whether a secret that belongs to `host` may go to a canonical name on a port.
+pub fn is_secret_host(host: &str, name: &str, port: u16) -> bool {
+    read_secret_host(host).is_ok_and(|rule| rule.has_port(port) && rule.host.covers_name(name))
+}
+
 fn parse_rule(source: &EgressRule) -> Option<Rule> {
     let mut marks = source.to.split('+');
-    let text = marks.next()?;
-    let (mut private, mut protocol) = (false, None);
+    let (methods, text) = match marks.next()?.split_once(' ') {
+        Some((methods, rest)) => (Some(methods), rest),
+        None => (None, source.to.split('+').next()?),
+    };
+    let (text, path) = split_path(text);
+    let requests = RequestPattern::parse(methods, path)?;
+    let (mut private, mut inspect, mut tunnel, mut protocol) = (false, false, false, None);
     for mark in marks {
+        let flag = match mark {
+            "private" => Some(&mut private),
+            "inspect" => Some(&mut inspect),
+            "tunnel" => Some(&mut tunnel),
+            _ => None,
+        };
+        if let Some(flag) = flag {
+            *flag = true;
+            continue;
+        }
         let named = match mark {
-            "private" => {
-                private = true;
-                continue;
-            }
             "plain" => Protocol::PlainHttp,
             "tls" => Protocol::Tls,
             "http" => Protocol::Http,
@@ -350,7 +516,24 @@ fn parse_rule(source: &EgressRule) -> Option<Rule> {
         }
     }
     let (host, ports) = split_ports(text)?;
-    Some(Rule { host: parse_host(host)?, ports, private, protocol, source: source.clone() })
+    let rule =
+        Rule { requests, host: parse_host(host)?, ports, private, protocol, inspect, tunnel, source: source.clone() };
+    // Requests can be read in HTTP and in TLS only, and TLS needs a name.
+    let is_readable = !rule.tunnel
+        && !matches!(rule.host, HostPattern::Addresses { .. })
+        && rule.protocol.is_none_or(|protocol| protocol != Protocol::Tcp);
+    (!rule.needs_requests() || is_readable || !rule.source.headers.is_empty()).then_some(rule)
+}
+
+/// Splits a rule into host and ports, and the path. The slash of a range of addresses is followed by its number of bits.
+fn split_path(text: &str) -> (&str, Option<&str>) {
+    let is_range = |host: &str| {
+        host.ends_with(']') || host.parse::<std::net::Ipv4Addr>().is_ok()
+    };
+    match text.find('/') {
+        Some(at) if !is_range(&text[..at]) => (&text[..at], Some(&text[at..])),
+        _ => (text, None),
+    }
 }
 
 /// Splits a rule into its host and its ports.

@@ -1,0 +1,178 @@
+//! Bodies on inspected connections: they stream through, and values of secrets are put in or masked on the way.
+
+use std::{
+    error::Error,
+    pin::Pin,
+    rc::Rc,
+    task::{Context, Poll, ready},
+};
+
+use bytes::Bytes;
+use hyper::body::{Body, Frame, SizeHint};
+
+use super::mask::Mask;
+use crate::secrets::{Secret, replace_all};
+
+pub type BodyError = Box<dyn Error + Send + Sync>;
+/// A body of any source.
+pub type AnyBody = Pin<Box<dyn Body<Data = Bytes, Error = BodyError>>>;
+
+/// Changes the bytes of a body, of which a part may be held back until more are there.
+pub trait Rewrite {
+    /// Rewrites the bytes that may go on, and leaves the others in `held`.
+    fn rewrite(&self, held: &mut Vec<u8>, is_last: bool) -> Vec<u8>;
+    /// Whether each byte becomes one byte.
+    fn keeps_length(&self) -> bool;
+}
+
+impl Rewrite for Mask {
+    fn rewrite(&self, held: &mut Vec<u8>, is_last: bool) -> Vec<u8> {
+        self.apply(held);
+        let kept = if is_last { 0 } else { self.hold_back(held) };
+        let rest = held.split_off(held.len() - kept);
+        std::mem::replace(held, rest)
+    }
+
+    fn keeps_length(&self) -> bool {
+        true
+    }
+}
+
+/// Placeholders, each with its value.
+pub struct Replacements(Vec<(Rc<Secret>, Vec<u8>)>);
+
+impl Replacements {
+    pub fn new(values: Vec<(Rc<Secret>, Vec<u8>)>) -> Self {
+        Self(values)
+    }
+}
+
+impl Rewrite for Replacements {
+    fn rewrite(&self, held: &mut Vec<u8>, is_last: bool) -> Vec<u8> {
+        let placeholders = || self.0.iter().map(|(secret, _)| secret.placeholder.as_bytes());
+        let is_beginning = |len: &usize| {
+            placeholders().any(|placeholder| placeholder.len() > *len && placeholder.starts_with(&held[held.len() - len..]))
+        };
+        let longest = placeholders().map(<[u8]>::len).max().unwrap_or(0);
+        let kept = match is_last {
+            true => 0,
+            false => (1..longest.min(held.len() + 1)).rev().find(is_beginning).unwrap_or(0),
+        };
+        let rest = held.split_off(held.len() - kept);
+        let ready = std::mem::replace(held, rest);
+        self.0.iter().fold(ready, |text, (secret, value)| replace_all(&text, secret.placeholder.as_bytes(), value))
+    }
+
+    fn keeps_length(&self) -> bool {
+        false
+    }
+}
+
+/// A body whose bytes are rewritten as they go through.
+pub struct RewrittenBody<B, R> {
+    inner: B,
+    rewrite: R,
+    held: Vec<u8>,
+    /// The frame behind the last bytes: trailers.
+    behind: Option<Frame<Bytes>>,
+    is_done: bool,
+}
+
+impl<B, R> RewrittenBody<B, R> {
+    pub fn new(inner: B, rewrite: R) -> Self {
+        Self { inner, rewrite, held: Vec::new(), behind: None, is_done: false }
+    }
+}
+
+impl<B, R> Body for RewrittenBody<B, R>
+where
+    B: Body<Data = Bytes> + Unpin,
+    B::Error: Into<BodyError>,
+    R: Rewrite + Unpin,
+{
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let body = self.get_mut();
+        loop {
+            if body.is_done {
+                return Poll::Ready(body.behind.take().map(Ok));
+            }
+            let frame = ready!(Pin::new(&mut body.inner).poll_frame(context)).transpose().map_err(Into::into)?;
+            match frame.map(Frame::into_data) {
+                Some(Ok(data)) => body.held.extend_from_slice(&data),
+                Some(Err(trailers)) => {
+                    body.is_done = true;
+                    body.behind = Some(trailers);
+                }
+                None => body.is_done = true,
+            }
+            let rewritten = body.rewrite.rewrite(&mut body.held, body.is_done);
+            if !rewritten.is_empty() {
+                return Poll::Ready(Some(Ok(Frame::data(rewritten.into()))));
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        let is_empty = self.held.is_empty() && self.behind.is_none();
+        is_empty && (self.is_done || self.inner.is_end_stream())
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self.rewrite.keeps_length() && self.held.is_empty() {
+            true => self.inner.size_hint(),
+            false => SizeHint::default(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::BodyExt;
+    use proto::egress::SecretFields;
+
+    use super::*;
+    use crate::secrets::tests::secret;
+
+    struct Pieces(std::collections::VecDeque<&'static [u8]>);
+
+    impl Body for Pieces {
+        type Data = Bytes;
+        type Error = BodyError;
+
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+            Poll::Ready(self.0.pop_front().map(|piece| Ok(Frame::data(Bytes::from_static(piece)))))
+        }
+    }
+
+    async fn through<R: Rewrite + Unpin>(pieces: &[&'static [u8]], rewrite: R) -> Vec<u8> {
+        let body = RewrittenBody::new(Pieces(pieces.iter().copied().collect()), rewrite);
+        body.collect().await.unwrap().to_bytes().to_vec()
+    }
+
+    #[tokio::test]
+    async fn values_are_put_in_and_masked_across_pieces() {
+        let key = secret("key", &["api.test"], SecretFields::default());
+        let put = || Replacements::new(vec![(key.clone(), b"VALUE".to_vec())]);
+        assert_eq!(through(&[b"a key-pal", b"ph0aaaa b", b" key-"], put()).await, b"a VALUE b key-");
+        assert_eq!(through(&[], put()).await, b"");
+        let mask = || Mask::of([&b"value-of-key"[..]]);
+        assert_eq!(through(&[b"a value-", b"of-", b"key b value"], mask()).await, b"a ************ b value");
+    }
+
+    #[test]
+    fn only_a_mask_keeps_the_length() {
+        let full = || http_body_util::Full::new(Bytes::from_static(b"abc"));
+        let masked = RewrittenBody::new(full(), Mask::of([&b"value-of-key"[..]]));
+        assert_eq!(masked.size_hint().exact(), Some(3));
+        assert_eq!(RewrittenBody::new(full(), Replacements::new(Vec::new())).size_hint().exact(), None);
+    }
+}
