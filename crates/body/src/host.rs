@@ -208,7 +208,7 @@ impl HostRoot {
         )
     }
 
-    fn has(&self, at: &str) -> bool {
+    pub fn has(&self, at: &str) -> bool {
         self.shown.iter().any(|(name, _)| *name == at)
     }
 

@@ -15,14 +15,14 @@ use std::{
 
 use proto::{
     Enforcement, Layer, Limits, Mechanism, Spec,
-    egress::{Flush, SOCKET},
+    egress::{CERTIFICATES, Flush, SECRETS_KEY, SOCKET},
     guest::{EGRESS_DIR, EGRESS_PORT, Forward, GuestConfig},
     launch::{
         CgroupVersion, EgressPlan, LaunchFailure, LaunchPlan, LaunchReport, LaunchedBody, RunRecord, Upper,
     },
     limits::HostCapacity,
     secret::{self, Purpose},
-    spec::{Access, Life, Mount},
+    spec::{Access, BodyRole, Life, Mount},
 };
 use rustix::{
     event::{PollFd, PollFlags, Timespec},
@@ -272,6 +272,8 @@ impl LaunchContext {
         let data = dir.path().ancestors().nth(2).unwrap_or(Path::new("/"));
         let egress = EgressDir::of(data, &spec.id);
         let mut mounts = mounts_of_spec(spec, &egress);
+        // Layers of dependencies, which are made in steps, hold nothing of one Body.
+        let has_certificates = spec.role == BodyRole::Work && egress.shared().join(CERTIFICATES).exists();
         mounts.iter_mut().for_each(|mount| mount.target = root.place_of(&mount.target));
         let followed = root.followed(&mounts);
         LaunchPlan {
@@ -289,6 +291,7 @@ impl LaunchContext {
                 .seeds(&spec.id, &machine_id(token))
                 .into_iter()
                 .chain(followed_seed(&followed))
+                .chain(has_certificates.then(|| root.certificate_seeds()).into_iter().flatten())
                 .collect(),
             followed,
             setuid: spec.base.as_ref().is_some_and(|base| base.sudo),
@@ -303,7 +306,10 @@ impl LaunchContext {
             life: spec.life,
             role: spec.role,
             vm: None,
-            egress: spec.egress.as_ref().map(|_| EgressPlan { dir: egress.path().to_owned() }),
+            egress: spec.egress.as_ref().map(|_| EgressPlan {
+                dir: egress.path().to_owned(),
+                key: data.join(SECRETS_KEY),
+            }),
             mechanisms: [ids::record(data, &spec.id, &spec.ids), ids::groups_record(&spec.ids)]
                 .into_iter()
                 .chain(bounds.mechanisms.iter().cloned())

@@ -7,6 +7,8 @@ use std::{
 
 use proto::{
     BodyId, Mechanism, Spec,
+    egress::CERTIFICATES,
+    guest::EGRESS_DIR,
     launch::{FollowedMount, Lower, OverlayAccess, OverlayMount, SeedEntry, area_dir},
     spec::{HOME, Ids, Life, Mount, USER_ID},
     workspace::{CHANGES, CHANGES_SETTINGS, PLACE},
@@ -222,6 +224,19 @@ impl<'a> RootPlan<'a> {
         seeds
     }
 
+    /// A link in the place of the system's trusted certificates to those of the Body's egress process.
+    pub fn certificate_seeds(&self) -> Vec<SeedEntry> {
+        let etc = match &self.system {
+            RootSystem::Host(host) if !host.has("etc") => return Vec::new(),
+            RootSystem::Host(_) => area_dir("etc"),
+            RootSystem::Layers(_) => format!("{}/etc", area_dir("")),
+        };
+        let dir = |name: &&str| SeedEntry::Dir { path: format!("{etc}/{name}"), mode: 0o755, owner: 0 };
+        let target = format!("{EGRESS_DIR}/{CERTIFICATES}");
+        let link = SeedEntry::Link { path: format!("{etc}/{TRUST_FILE}"), target };
+        TRUST_DIRS.iter().map(dir).chain([link]).collect()
+    }
+
     fn template_seeds(&self, body: &BodyId, machine_id: &str) -> Vec<SeedEntry> {
         let dir = |path: &str, mode| SeedEntry::Dir { path: format!("root/{path}"), mode, owner: 0 };
         let file =
@@ -241,6 +256,10 @@ impl<'a> RootPlan<'a> {
         seeds
     }
 }
+
+/// The paths below `/etc` where programs look for the certificates to trust that read no variable.
+const TRUST_DIRS: &[&str] = &["ssl", "ssl/certs"];
+const TRUST_FILE: &str = "ssl/certs/ca-certificates.crt";
 
 /// The git configuration that makes git ask the guest for changes.
 pub fn followed_seed(followed: &[FollowedMount]) -> Option<SeedEntry> {

@@ -88,7 +88,7 @@ fn a_command_must_be_named() {
 fn a_network_that_means_nothing_is_refused() {
     check(
         "$ pal create --net registry\nerror: invalid value 'registry' for '--net <PRESET>': there is no network preset \
-         \"registry\": the presets are closed, registries, models, git, open; to allow one host: --allow HOST:PORT\n  \
+         \"registry\": the presets are closed, registries, models, git, research, open; to allow one host: --allow HOST:PORT\n  \
          hint: see `pal create --help`\n[2]",
     );
     let rule = "write a name and a port such as `pypi.org:443`, `*.example.org:443` or `db.example.org:5432`, followed by \

@@ -3,7 +3,7 @@
 use super::*;
 
 fn permit(protocol: Protocol) -> Permit {
-    Permit { protocol, private: false, rule: String::new() }
+    Permit { protocol, private: false, inspect: false, rule: String::new() }
 }
 
 fn named(text: &str) -> Target {
@@ -18,7 +18,7 @@ fn plain(head: &str) -> Result<(String, String), Denial> {
     let body = request.check_protocol(&permit(Protocol::PlainHttp))?;
     let sent = target.split_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
     let sent = if sent {
-        request.for_host(&named(&target), &permit(Protocol::PlainHttp), body)
+        request.for_host(&named(&target), &permit(Protocol::PlainHttp), body, &BTreeMap::new())
     } else {
         String::new()
     };
@@ -30,7 +30,7 @@ fn inner(head: &str) -> Result<(String, BodyLength), Denial> {
     let request = HttpRequest::parse(head.as_bytes())?;
     request.check_host(&named("a.test:8080"))?;
     let body = request.check_protocol(&permit(Protocol::Http))?;
-    Ok((request.for_host(&named("a.test:8080"), &permit(Protocol::Http), body), body))
+    Ok((request.for_host(&named("a.test:8080"), &permit(Protocol::Http), body, &BTreeMap::new()), body))
 }
 
 #[test]
@@ -193,7 +193,7 @@ fn a_host_without_a_name_keeps_the_name_that_the_program_gives_it() {
         ("GET http://192.0.2.7/ HTTP/1.1\r\nHost: evil.io", "192.0.2.7"),
     ] {
         let request = HttpRequest::parse(head.as_bytes()).unwrap();
-        let sent = request.for_host(&target, &permit(Protocol::Http), BodyLength::Known(0));
+        let sent = request.for_host(&target, &permit(Protocol::Http), BodyLength::Known(0), &BTreeMap::new());
         assert_eq!(sent, format!("GET / HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n"));
     }
 }

@@ -25,7 +25,7 @@ pub fn proxy(spool: File, rules: &[&str]) -> Proxy {
 }
 
 async fn ask_with(spool: File, rules: &[&str], request: &str, first: &[u8]) -> String {
-    let proxy = proxy(spool, rules);
+    let proxy = Rc::new(proxy(spool, rules));
     let (mut stream, inside) = UnixStream::pair().unwrap();
     let asking = async move {
         stream.write_all(request.as_bytes()).await.unwrap();

@@ -20,8 +20,8 @@ use std::{
 };
 
 use proto::egress::{
-    DecisionKind, EgressAnswer, EgressControl, EgressOrders, EgressReply, EgressRule, Flush, PROGRAM,
-    REDIRECT_PORT, RESOLVER, SpoolLine, TRANSPARENT,
+    DecisionKind, EgressAnswer, EgressControl, EgressOrders, EgressReply, EgressRule, EgressStart, Flush,
+    PROGRAM, REDIRECT_PORT, RESOLVER, SpoolLine, TRANSPARENT,
 };
 use sys::redirect::{IpVersion, add_local_routes, listen, redirect};
 
@@ -110,7 +110,7 @@ impl Supervisor {
         for fd in self.fds[..2].iter().chain([&body]).chain(&self.fds[2..]) {
             sys::fd::send(socket.as_fd(), fd.as_fd()).unwrap();
         }
-        write_line(&mut socket, &orders(rules, 1));
+        write_line(&mut socket, &EgressStart { orders: orders(rules, 1), key: None, bundle: None });
         let answer: EgressAnswer = read_line(&socket);
         assert!(matches!(answer, EgressAnswer::Ready { .. }), "{answer:?}");
         egress
@@ -131,7 +131,7 @@ impl Supervisor {
 
 fn orders(rules: &[String], generation: u64) -> EgressOrders {
     let rules = rules.iter().map(EgressRule::allow).collect();
-    EgressOrders { rules, generation, flush: Flush::Kernel }
+    EgressOrders::new(rules, generation, Flush::Kernel)
 }
 
 fn write_line(stream: &mut UnixStream, message: &impl serde::Serialize) {

@@ -25,8 +25,8 @@ use std::{
 use proto::{
     Mechanism,
     egress::{
-        CONTROL, EgressAnswer, EgressOrders, MESSAGE_LEN_MAX, ORDERS, PROGRAM, SHARED, SOCKET, SPOOL,
-        TRANSPARENT,
+        CERTIFICATES, CONTROL, EgressAnswer, EgressOrders, EgressStart, MESSAGE_LEN_MAX, ORDERS, PROGRAM, SHARED,
+        SOCKET, SPOOL, TRANSPARENT,
     },
     launch::{EgressPlan, LaunchPlan},
 };
@@ -39,6 +39,7 @@ use rustix::{
 use crate::report::{StepError, StepExt};
 
 const ANSWER_LEN_MAX: u64 = 64 << 10;
+const KEY_LEN_MAX: u64 = 1 << 10;
 /// How long a new proxy may take to confine itself.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
 /// How long the proxy may take to end after its Body has.
@@ -136,20 +137,22 @@ impl EgressProxy {
             .spawn()?;
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::NotFound)?;
         let process = ProxyProcess { pid, handle: sys::process::open(pid)?, since: Instant::now() };
-        let told = self.tell(&socket, &orders);
+        let told = self.tell(&socket, orders);
         if told.is_err() {
             end(&process);
         }
         told.map(|()| StartedProxy { process, socket })
     }
 
-    fn tell(&self, mut socket: &UnixStream, orders: &EgressOrders) -> io::Result<()> {
+    fn tell(&self, mut socket: &UnixStream, orders: EgressOrders) -> io::Result<()> {
         self.files.rewind()?;
         let EgressFiles { listener, control, spool } = &self.files;
         for fd in [listener, spool, &self.body, control].into_iter().chain(&self.redirected) {
             sys::fd::send(socket.as_fd(), fd.as_fd())?;
         }
-        let mut line = serde_json::to_vec(orders)?;
+        let bundle = Some(self.plan.dir.join(SHARED).join(CERTIFICATES)).filter(|bundle| bundle.exists());
+        let start = EgressStart { orders, key: read_key(&self.plan.key)?, bundle };
+        let mut line = serde_json::to_vec(&start)?;
         line.push(b'\n');
         socket.write_all(&line)
     }
@@ -252,6 +255,15 @@ fn read_orders(dir: &Path) -> io::Result<EgressOrders> {
     Ok(serde_json::from_str(&sys::fd::read_small(&dir.join(ORDERS), MESSAGE_LEN_MAX)?)?)
 }
 
+/// Reads the key of the sealed parts of orders; none where no secret was ever stored.
+fn read_key(path: &Path) -> io::Result<Option<String>> {
+    match sys::fd::read_small(path, KEY_LEN_MAX) {
+        Ok(key) => Ok(Some(key.trim().to_owned())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 fn read_answer(socket: &UnixStream) -> io::Result<EgressAnswer> {
     socket.set_read_timeout(Some(ANSWER_PATIENCE))?;
     let mut line = String::new();
@@ -318,7 +330,7 @@ mod tests {
         let dir = scratch("orders");
         assert_eq!(read_orders(&dir).unwrap_err().kind(), io::ErrorKind::NotFound);
         for generation in 1..3 {
-            let orders = EgressOrders { rules: Vec::new(), generation, flush: Flush::Kernel };
+            let orders = EgressOrders::new(Vec::new(), generation, Flush::Kernel);
             sys::fd::write_whole(&dir.join(ORDERS), &serde_json::to_vec_pretty(&orders).unwrap()).unwrap();
             assert_eq!(read_orders(&dir).unwrap(), orders);
         }

@@ -10,7 +10,7 @@ use proto::{
     egress::SHARED,
     guest::{EGRESS_DIR, GuestConfig},
     launch::{LaunchPlan, Lower, OverlayAccess, OverlayMount, Rlimits, SeedEntry, Upper},
-    spec::{Access, Life, Mount},
+    spec::{Access, BodyRole, Life, Mount},
     vm::{
         Accelerator, EGRESS_INSIDE, Engine, FreezeReport, GuestSetup, JAIL_TOOLS, KVM, UPPER, URANDOM,
         VmPlan, VmStart,
@@ -161,7 +161,12 @@ pub fn begin(
     let machine_id = process::machine_id(token);
     let mut seeds = root.seeds(&spec.id, &machine_id);
     // A microVM sees no directory of the host, so it gets the certificates as a file.
-    seeds.extend(base.egress.as_ref().and_then(|egress| certificates_seed(&egress.dir)));
+    if let Some(seed) = base.egress.as_ref().and_then(|egress| certificates_seed(&egress.dir)) {
+        seeds.push(seed);
+        if spec.role == BodyRole::Work {
+            seeds.extend(root.certificate_seeds());
+        }
+    }
     let plan = plan(dir.path(), base, spec, parts, seeds, machine_id, &bounds);
     process::send(launcher, &plan, bounds)
 }

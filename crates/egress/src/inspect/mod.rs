@@ -268,7 +268,11 @@ impl Session {
             true => Vec::new(),
             false => body_secrets(&secrets, &self.target),
         };
-        used.extend(replaced.iter().map(|(secret, _)| Rc::clone(secret)));
+        for (secret, _) in &replaced {
+            if !used.iter().any(|known| Rc::ptr_eq(known, secret)) {
+                used.push(Rc::clone(secret));
+            }
+        }
         let mut why = format!("the rule `{}` allows the request", permit.rule);
         if !used.is_empty() {
             let names: Vec<&str> = used.iter().map(|secret| secret.name.as_str()).collect();

@@ -39,6 +39,12 @@ const MODELS: &[(&str, &str)] = &[
     ("api.cerebras.ai:443", "the API of Cerebras"),
 ];
 
+/// Reading the web. A question can carry what the Body knows, so this is as open as `open` for what leaves.
+const RESEARCH: &[(&str, &str)] = &[
+    ("GET,HEAD *:443", "the preset `research`: pages, which are asked for and never changed"),
+    ("*:80+plain", "the preset `research`: pages without TLS"),
+];
+
 /// A list of rules with a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Preset {
@@ -50,13 +56,16 @@ pub enum Preset {
     Models,
     /// The hosts of the repository's remotes.
     Git,
+    /// Every public name, of which it may only ask: GET and HEAD.
+    Research,
     /// Every public name and address.
     Open,
 }
 
 impl Preset {
     /// All presets.
-    pub const ALL: [Self; 5] = [Self::Closed, Self::Registries, Self::Models, Self::Git, Self::Open];
+    pub const ALL: [Self; 6] =
+        [Self::Closed, Self::Registries, Self::Models, Self::Git, Self::Research, Self::Open];
 
     /// Its name.
     pub fn name(self) -> &'static str {
@@ -65,6 +74,7 @@ impl Preset {
             Self::Registries => "registries",
             Self::Models => "models",
             Self::Git => "git",
+            Self::Research => "research",
             Self::Open => "open",
         }
     }
@@ -81,6 +91,7 @@ impl Preset {
             }
             Self::Models => Ok(listed(MODELS).collect()),
             Self::Git => remote_rules(remotes),
+            Self::Research => Ok(listed(RESEARCH).collect()),
             Self::Open => Ok(vec![EgressRule::allow("*:*").because("the preset `open`")]),
         }
     }
@@ -130,9 +141,10 @@ mod tests {
             assert!(rules.iter().all(|rule| rule.why.is_some()), "{preset}");
             assert_eq!(preset.name().parse::<Preset>().unwrap(), preset);
             let wide = rules.iter().any(|rule| rule.to.contains('*') || rule.to.contains("private"));
-            assert_eq!(wide, preset == Preset::Open, "{preset}: nothing inside, and no whole domain");
+            let is_wide = matches!(preset, Preset::Open | Preset::Research);
+            assert_eq!(wide, is_wide, "{preset}: nothing inside, and no whole domain");
         }
-        assert!("research".parse::<Preset>().is_err() && "Open".parse::<Preset>().is_err());
+        assert!("searching".parse::<Preset>().is_err() && "Open".parse::<Preset>().is_err());
     }
 
     #[test]

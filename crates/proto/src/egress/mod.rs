@@ -32,6 +32,10 @@ pub const PROGRAM: &str = "pal-egress";
 pub const SOCKET: &str = "egress.sock";
 /// The part of the proxy's directory that the Body sees.
 pub const SHARED: &str = "shared";
+/// The certificates that programs of the Body trust, in that part.
+pub const CERTIFICATES: &str = "certificates.pem";
+/// The file in the data directory with the key of sealed values.
+pub const SECRETS_KEY: &str = "secrets.key";
 /// The spool of decisions, in the proxy's directory.
 pub const SPOOL: &str = "events";
 /// The newest orders of the proxy, in its directory: `pal` writes them before it sends them, and the supervisor gives them
@@ -221,6 +225,11 @@ pub struct EgressOrders {
 }
 
 impl EgressOrders {
+    /// Orders without secrets.
+    pub fn new(rules: Vec<EgressRule>, generation: u64, flush: Flush) -> Self {
+        Self { rules, generation, flush, secrets: Vec::new(), authority: None }
+    }
+
     /// The policy, with the hosts of the secrets.
     pub fn policy(&self) -> Result<Policy, RuleError> {
         Policy::new(&self.rules)?.inspecting(self.secrets.iter().flat_map(|secret| &secret.hosts))
