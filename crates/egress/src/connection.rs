@@ -47,7 +47,11 @@ impl Proxy {
         target: &Target,
         origin: &ConnectionOrigin,
     ) -> io::Result<()> {
-        let (permit, flow) = match self.open(target) {
+        let opened = match self.open(target) {
+            Err(why) => self.ask(target, why).await,
+            opened => opened,
+        };
+        let (permit, flow) = match opened {
             Ok(opened) => opened,
             Err(why) => {
                 let form = match origin {
@@ -79,7 +83,7 @@ impl Proxy {
 
     /// Judges a target, and enters its connection in the table in the same step, so that no change of the policy comes
     /// between.
-    fn open(&self, target: &Target) -> Result<(Permit, OpenFlow), String> {
+    pub fn open(&self, target: &Target) -> Result<(Permit, OpenFlow), String> {
         let permit = target.judge(&self.policy.borrow())?;
         let flow = self.flows.add(target.clone(), permit.clone());
         Ok((permit, flow))
@@ -202,13 +206,17 @@ impl Proxy {
         request: &HttpRequest,
     ) -> Result<BTreeMap<String, String>, Denial> {
         if request.has_placeholder() {
-            return Err(Denial::forbidden("a placeholder of a secret is in it, and no secret goes over plain http"));
+            return Err(Denial::forbidden(
+                "a placeholder of a secret is in it, and no secret goes over plain http",
+            ));
         }
         let (true, Host::Name(name)) = (permit.inspect, &target.host) else { return Ok(BTreeMap::new()) };
         let judged = self.policy.borrow().judge_request(name, target.port, &request.judged_part()?);
         let headers = judged.map_err(Denial::forbidden)?.headers;
         match headers.values().any(|value| value.contains("${")) {
-            true => Err(Denial::forbidden("its rule sets a header with a secret, and no secret goes over plain http")),
+            true => Err(Denial::forbidden(
+                "its rule sets a header with a secret, and no secret goes over plain http",
+            )),
             false => Ok(headers),
         }
     }

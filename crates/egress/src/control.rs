@@ -73,6 +73,7 @@ impl Proxy {
         self.generation.set(orders.generation);
         let closed = self.flows.close_denied(&policy);
         *self.policy.borrow_mut() = policy;
+        self.questions.policy_changed();
         Ok(closed)
     }
 }

@@ -70,6 +70,14 @@ impl Journal {
         self.append(DecisionKind::Named, &Decision::named(name, address))
     }
 
+    /// Records that a connection waits for a decision.
+    pub fn record_question(&mut self, to: &str, rule: &str) -> io::Result<()> {
+        self.append(
+            DecisionKind::Asked,
+            &Decision::denied(to, &format!("the rule `{rule}` waits for a decision")),
+        )
+    }
+
     /// Changes when further decisions count as recorded.
     pub fn set_flush(&mut self, flush: Flush) {
         self.flush = flush;

@@ -35,6 +35,7 @@ mod name_cache;
 mod names;
 mod process;
 mod proxy;
+mod questions;
 mod redirect;
 mod refusal;
 mod resolve;

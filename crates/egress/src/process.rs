@@ -96,7 +96,9 @@ fn run(supervisor: &UnixStream) -> Result<(), ProxyStepError> {
 /// The proxy, with the names that earlier processes of the Body recorded.
 fn open(inputs: &ProxyInputs) -> Result<Proxy, ProxyStepError> {
     let orders = &inputs.start.orders;
-    let policy = orders.policy().map_err(|error| at("read the policy")(io::Error::new(io::ErrorKind::InvalidData, error)))?;
+    let policy = orders
+        .policy()
+        .map_err(|error| at("read the policy")(io::Error::new(io::ErrorKind::InvalidData, error)))?;
     let bundle = inputs.start.bundle.as_ref().map(File::open).transpose();
     let bundle = bundle.map_err(at("open the certificates that this host trusts"))?;
     let key = inputs.start.key.as_deref().and_then(SealKey::from_hex);

@@ -20,6 +20,7 @@ use crate::{
     journal::Journal,
     name_cache::NameCache,
     names::NameTable,
+    questions::Questions,
     refusal::{Denial, RefusalForm},
     secrets::SecretTable,
     target::Target,
@@ -48,6 +49,8 @@ pub struct Proxy {
     pub secrets: RefCell<Rc<SecretTable>>,
     /// The certificates of inspected connections.
     pub certificates: Certificates,
+    /// The connections that wait for a decision.
+    pub questions: Questions,
     /// The key that opens the sealed parts of orders.
     pub key: Option<SealKey>,
 }
@@ -65,6 +68,7 @@ impl Proxy {
             free: Arc::new(Semaphore::new(CONNECTIONS_MAX)),
             secrets: RefCell::default(),
             certificates: Certificates::new(None),
+            questions: Questions::default(),
             key: None,
         }
     }

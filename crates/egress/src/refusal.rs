@@ -2,7 +2,7 @@
 
 use std::{io, time::Duration};
 
-use proto::egress::{Permit, Protocol, fit_to_show};
+use proto::egress::{NO_ANSWER, Permit, Protocol, fit_to_show};
 use tokio::{io::AsyncWriteExt, time::timeout};
 
 use crate::client::{ClientStream, ProxyClient};
@@ -104,7 +104,7 @@ pub fn explanation(to: &str, denial: &Denial) -> String {
     let verb = if *status == UNREACHABLE { "cannot" } else { "may not" };
     let mut text = format!("palisade: {to} {verb} be reached: {why}\n");
     // A rule would not help against a rule that denies, or where a request is malformed.
-    if *status == 403 && why.starts_with("no rule names") {
+    if *status == 403 && (why.starts_with("no rule names") || why.starts_with(NO_ANSWER)) {
         let quote = if to.contains(' ') { "'" } else { "" };
         text.push_str(&format!("allow it: pal net allow <body> {quote}{to}{quote}\n"));
     }

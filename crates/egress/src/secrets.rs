@@ -119,9 +119,8 @@ pub mod tests {
     #[test]
     fn a_value_goes_to_its_hosts_only() {
         let secret = secret("key", &["api.test", "*.api.test:8443"], SecretFields::default());
-        let may = |name: &str, port| {
-            secret.value_for(&Target { host: Host::Name(name.into()), port }).is_ok()
-        };
+        let may =
+            |name: &str, port| secret.value_for(&Target { host: Host::Name(name.into()), port }).is_ok();
         assert!(may("api.test", 443) && may("x.api.test", 8443));
         assert!(!may("api.test", 80) && !may("api.test", 8443) && !may("x.api.test", 443));
         assert!(!may("api.test.evil.io", 443) && !may("evil.io", 443) && !may("x.y.api.test", 8443));

@@ -70,6 +70,14 @@ impl Target {
         }
     }
 
+    /// The rule by which a connection to the target waits for a decision.
+    pub fn asking(&self, policy: &Policy) -> Option<String> {
+        match &self.host {
+            Host::Name(name) => policy.asking_name(name, self.port),
+            Host::Address(address) => policy.asking_address(*address, self.port),
+        }
+    }
+
     /// Whether a `Host` header may say this. A host without a name may be called anything.
     pub fn is_called(&self, host: &str) -> bool {
         let Host::Name(name) = &self.host else { return true };

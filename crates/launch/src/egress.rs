@@ -25,8 +25,8 @@ use std::{
 use proto::{
     Mechanism,
     egress::{
-        CERTIFICATES, CONTROL, EgressAnswer, EgressOrders, EgressStart, MESSAGE_LEN_MAX, ORDERS, PROGRAM, SHARED,
-        SOCKET, SPOOL, TRANSPARENT,
+        CERTIFICATES, CONTROL, EgressAnswer, EgressOrders, EgressStart, MESSAGE_LEN_MAX, ORDERS, PROGRAM,
+        SHARED, SOCKET, SPOOL, TRANSPARENT,
     },
     launch::{EgressPlan, LaunchPlan},
 };

@@ -10,8 +10,8 @@
 use std::time::{Duration, SystemTime};
 
 use rcgen::{
-    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose,
-    GeneralSubtree, IsCa, Issuer, KeyPair, KeyUsagePurpose, NameConstraints, date_time_ymd,
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, GeneralSubtree,
+    IsCa, Issuer, KeyPair, KeyUsagePurpose, NameConstraints, date_time_ymd,
 };
 use zeroize::Zeroizing;
 
@@ -113,7 +113,8 @@ impl LeafIssuer {
     /// A certificate for a name.
     pub fn sign(&self, name: &str) -> Result<LeafCertificate, AuthorityError> {
         let mut params = CertificateParams::new([name.to_owned()])?;
-        params.distinguished_name = common_name(if name.len() <= 64 { name } else { "a long name" }.to_owned());
+        params.distinguished_name =
+            common_name(if name.len() <= 64 { name } else { "a long name" }.to_owned());
         set_validity(&mut params, LEAF_DAYS);
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];

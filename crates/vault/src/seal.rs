@@ -45,7 +45,8 @@ impl SealKey {
     /// Reads a key file.
     pub fn read(path: &Path) -> io::Result<Self> {
         let text = Zeroizing::new(fs::read_to_string(path)?);
-        Self::from_hex(text.trim()).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "it holds no key"))
+        Self::from_hex(text.trim())
+            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "it holds no key"))
     }
 
     /// Reads a key file, or creates it. Of several callers that create it, all get the key of the first one.
@@ -154,7 +155,8 @@ mod tests {
         fs::create_dir_all(&dir).unwrap();
         let path = dir.join("secrets.key");
         let keys: Vec<SealKey> = std::thread::scope(|scope| {
-            let made: Vec<_> = (0..1).map(|_| scope.spawn(|| SealKey::read_or_create(&path).unwrap())).collect();
+            let made: Vec<_> =
+                (0..1).map(|_| scope.spawn(|| SealKey::read_or_create(&path).unwrap())).collect();
             made.into_iter().map(|thread| thread.join().unwrap()).collect()
         });
         let again = SealKey::read_or_create(&path).unwrap();

@@ -51,7 +51,9 @@ impl Rewrite for Replacements {
     fn rewrite(&self, held: &mut Vec<u8>, is_last: bool) -> Vec<u8> {
         let placeholders = || self.0.iter().map(|(secret, _)| secret.placeholder.as_bytes());
         let is_beginning = |len: &usize| {
-            placeholders().any(|placeholder| placeholder.len() > *len && placeholder.starts_with(&held[held.len() - len..]))
+            placeholders().any(|placeholder| {
+                placeholder.len() > *len && placeholder.starts_with(&held[held.len() - len..])
+            })
         };
         let longest = placeholders().map(<[u8]>::len).max().unwrap_or(0);
         let kept = match is_last {
@@ -60,7 +62,9 @@ impl Rewrite for Replacements {
         };
         let rest = held.split_off(held.len() - kept);
         let ready = std::mem::replace(held, rest);
-        self.0.iter().fold(ready, |text, (secret, value)| replace_all(&text, secret.placeholder.as_bytes(), value))
+        self.0
+            .iter()
+            .fold(ready, |text, (secret, value)| replace_all(&text, secret.placeholder.as_bytes(), value))
     }
 
     fn keeps_length(&self) -> bool {
@@ -102,7 +106,8 @@ where
             if body.is_done {
                 return Poll::Ready(body.behind.take().map(Ok));
             }
-            let frame = ready!(Pin::new(&mut body.inner).poll_frame(context)).transpose().map_err(Into::into)?;
+            let frame =
+                ready!(Pin::new(&mut body.inner).poll_frame(context)).transpose().map_err(Into::into)?;
             match frame.map(Frame::into_data) {
                 Some(Ok(data)) => body.held.extend_from_slice(&data),
                 Some(Err(trailers)) => {

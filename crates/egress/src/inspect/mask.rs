@@ -54,15 +54,17 @@ impl Mask {
     /// How many of the last bytes of a text could be the beginning of a form that goes on in the next piece.
     pub fn hold_back(&self, text: &[u8]) -> usize {
         let most = self.longest.saturating_sub(1).min(text.len());
-        let is_beginning =
-            |len: &usize| self.forms.iter().any(|form| form.len() > *len && form.starts_with(&text[text.len() - len..]));
+        let is_beginning = |len: &usize| {
+            self.forms.iter().any(|form| form.len() > *len && form.starts_with(&text[text.len() - len..]))
+        };
         (1..=most).rev().find(is_beginning).unwrap_or(0)
     }
 }
 
 fn forms_of(value: &[u8]) -> Vec<Vec<u8>> {
     let hex = |upper: bool| -> Vec<u8> {
-        let digits = value.iter().map(|byte| if upper { format!("{byte:02X}") } else { format!("{byte:02x}") });
+        let digits =
+            value.iter().map(|byte| if upper { format!("{byte:02X}") } else { format!("{byte:02x}") });
         digits.collect::<String>().into_bytes()
     };
     let percent = |upper: bool| -> Vec<u8> {
@@ -76,8 +78,9 @@ fn forms_of(value: &[u8]) -> Vec<Vec<u8>> {
     };
     let escaped = |upper: bool| -> Vec<u8> {
         let units = String::from_utf8_lossy(value).encode_utf16().collect::<Vec<_>>();
-        let written =
-            units.into_iter().map(|unit| if upper { format!("\\u{unit:04X}") } else { format!("\\u{unit:04x}") });
+        let written = units
+            .into_iter()
+            .map(|unit| if upper { format!("\\u{unit:04X}") } else { format!("\\u{unit:04x}") });
         written.collect::<String>().into_bytes()
     };
     let json = serde_json::to_string(&String::from_utf8_lossy(value)).unwrap_or_default();
@@ -120,7 +123,8 @@ mod tests {
     fn a_value_is_found_in_every_form() {
         let text = String::from_utf8(VALUE.to_vec()).unwrap();
         let hex: String = VALUE.iter().map(|byte| format!("{byte:02x}")).collect();
-        let mut forms = vec![text.clone(), hex.clone(), hex.to_uppercase(), serde_json::to_string(&text).unwrap()];
+        let mut forms =
+            vec![text.clone(), hex.clone(), hex.to_uppercase(), serde_json::to_string(&text).unwrap()];
         forms.push(text.chars().map(|c| format!("\\u{:04x}", c as u32)).collect());
         forms.push(
             VALUE

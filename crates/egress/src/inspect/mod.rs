@@ -32,6 +32,7 @@ use rustls::pki_types::ServerName;
 use tokio::{io::AsyncWriteExt, net::TcpStream, sync::Notify, time::timeout};
 use tokio_rustls::{LazyConfigAcceptor, StartHandshake, TlsConnector};
 
+pub use self::tls::Certificates;
 use self::{
     body::{AnyBody, BodyError, Replacements, RewrittenBody},
     mask::Mask,
@@ -39,7 +40,6 @@ use self::{
     tasks::ConnectionTasks,
     upstream::Upstream,
 };
-pub use self::tls::Certificates;
 use crate::{
     client::{ClientStream, PATIENCE, ProxyClient},
     connection::{ConnectionOrigin, ESTABLISHED, judge_hello},
@@ -84,7 +84,9 @@ impl Proxy {
         };
         let opened = match (&target.host, origin) {
             (Host::Address(_), _) => Err(Denial::forbidden("its rule inspects requests, which needs a name")),
-            (_, ConnectionOrigin::Forward(_)) => Err(Denial::forbidden("its rule allows no plain http: use https")),
+            (_, ConnectionOrigin::Forward(_)) => {
+                Err(Denial::forbidden("its rule allows no plain http: use https"))
+            }
             (Host::Name(name), _) => {
                 let denied = |address| self.policy.borrow().denial_of_address(address, target.port);
                 dial(&self.addresses, target, permit, denied).await.map(|upstream| (name, upstream))
@@ -132,12 +134,16 @@ impl Proxy {
             .map(<[u8]>::to_vec)
             .collect();
         if known.is_empty() && !offered.is_empty() {
-            return Err(Denial::forbidden("its rule inspects HTTP, and the program offers other protocols only"));
+            return Err(Denial::forbidden(
+                "its rule inspects HTTP, and the program offers other protocols only",
+            ));
         }
         let config = self.certificates.client(known).map_err(Denial::unreachable)?;
-        let server = ServerName::try_from(name.to_owned()).map_err(|_| Denial::forbidden("its name is too odd for TLS"))?;
+        let server = ServerName::try_from(name.to_owned())
+            .map_err(|_| Denial::forbidden("its name is too odd for TLS"))?;
         let connecting = TlsConnector::from(config).connect(server, upstream);
-        let connected = timeout(PATIENCE, connecting).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
+        let connected =
+            timeout(PATIENCE, connecting).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
         let stream = connected.map_err(|error| {
             let why = fit_to_show(&error.to_string());
             Denial::forbidden(format!("no TLS connection to the host that this machine trusts: {why}"))
@@ -148,15 +154,22 @@ impl Proxy {
             (false, true) => None,
             // A host without protocols speaks HTTP/1.1.
             (false, false) if offered.iter().any(|offer| offer == HTTP1) => Some(HTTP1),
-            (false, false) => return Err(Denial::forbidden("its host speaks no HTTP/2, and the program nothing else")),
+            (false, false) => {
+                return Err(Denial::forbidden("its host speaks no HTTP/2, and the program nothing else"));
+            }
         };
         let config = self.certificates.server(name, chosen).map_err(Denial::forbidden)?;
         let (tasks, guard) = ConnectionTasks::guarded();
         let gone = Rc::new(Notify::new());
         let upstream = Upstream::open(TokioIo::new(stream), is_h2, &tasks, Rc::clone(&gone)).await;
-        let upstream = upstream.map_err(|error| Denial::unreachable(format!("its host speaks no HTTP: {error}")))?;
-        let session =
-            Session { proxy: Rc::clone(self), target: target.clone(), upstream, upgraded: RefCell::default() };
+        let upstream =
+            upstream.map_err(|error| Denial::unreachable(format!("its host speaks no HTTP: {error}")))?;
+        let session = Session {
+            proxy: Rc::clone(self),
+            target: target.clone(),
+            upstream,
+            upgraded: RefCell::default(),
+        };
         Ok((session, config, Serving { is_h2, tasks, gone, _guard: guard }))
     }
 }
@@ -185,7 +198,8 @@ impl Serving {
         // A connection that breaks off is the program's or the host's business, and its requests are recorded.
         if self.is_h2 {
             let mut builder = hyper::server::conn::http2::Builder::new(self.tasks.clone());
-            let mut serving = std::pin::pin!(builder.timer(TokioTimer::new()).serve_connection(stream, service));
+            let mut serving =
+                std::pin::pin!(builder.timer(TokioTimer::new()).serve_connection(stream, service));
             let is_over = tokio::select! {
                 _ = serving.as_mut() => true,
                 () = self.gone.notified() => false,
@@ -235,10 +249,12 @@ impl Session {
         let program = is_upgrade.then(|| hyper::upgrade::on(&mut request));
         let JudgedRequest { request, used } = self.judge(request)?;
         let sent = self.upstream.send(request).await;
-        let mut response =
-            sent.map_err(|error| Denial::unreachable(format!("its host broke off: {}", fit_to_show(&error.to_string()))))?;
+        let mut response = sent.map_err(|error| {
+            Denial::unreachable(format!("its host broke off: {}", fit_to_show(&error.to_string())))
+        })?;
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-            let program = program.ok_or_else(|| Denial::unreachable("its host changed the protocol unasked"))?;
+            let program =
+                program.ok_or_else(|| Denial::unreachable("its host changed the protocol unasked"))?;
             *self.upgraded.borrow_mut() = Some([program, hyper::upgrade::on(&mut response)]);
         }
         let values = used.iter().filter_map(|secret| secret.value_for(&self.target).ok());
@@ -286,7 +302,9 @@ impl Session {
                 // Values are longer or shorter than placeholders.
                 parts.headers.remove(header::CONTENT_LENGTH);
                 if parts.version < Version::HTTP_2 {
-                    parts.headers.insert(header::TRANSFER_ENCODING, header::HeaderValue::from_static("chunked"));
+                    parts
+                        .headers
+                        .insert(header::TRANSFER_ENCODING, header::HeaderValue::from_static("chunked"));
                 }
                 Box::pin(RewrittenBody::new(body, Replacements::new(replaced)))
             }
@@ -298,7 +316,8 @@ impl Session {
 /// The secrets that may stand in a body for a target, with their values.
 fn body_secrets(secrets: &SecretTable, target: &Target) -> Vec<(Rc<Secret>, Vec<u8>)> {
     let fitting = secrets.iter().filter(|secret| secret.fields.body);
-    let valued = fitting.filter_map(|secret| Some((Rc::clone(secret), secret.value_for(target).ok()?.to_vec())));
+    let valued =
+        fitting.filter_map(|secret| Some((Rc::clone(secret), secret.value_for(target).ok()?.to_vec())));
     valued.collect()
 }
 
@@ -331,7 +350,9 @@ fn boxed(body: Incoming) -> AnyBody {
 fn refusal(shown: &str, denial: &Denial) -> Response<AnyBody> {
     use http_body_util::BodyExt;
     let text = Bytes::from(explanation(shown, denial));
-    let mut response = Response::new(Box::pin(Full::new(text).map_err(|never: Infallible| -> BodyError { match never {} })) as AnyBody);
+    let mut response = Response::new(Box::pin(
+        Full::new(text).map_err(|never: Infallible| -> BodyError { match never {} }),
+    ) as AnyBody);
     *response.status_mut() = StatusCode::from_u16(denial.status).unwrap_or(StatusCode::FORBIDDEN);
     let plain = header::HeaderValue::from_static("text/plain");
     response.headers_mut().insert(header::CONTENT_TYPE, plain);

@@ -109,7 +109,11 @@ impl<'a> Injector<'a> {
         if !has_placeholder(value.as_bytes()) {
             return Ok(value.clone());
         }
-        let text = self.replace(value.as_bytes(), |secret| secret.is_for_header(name.as_str()), |value| value.to_vec())?;
+        let text = self.replace(
+            value.as_bytes(),
+            |secret| secret.is_for_header(name.as_str()),
+            |value| value.to_vec(),
+        )?;
         check_replaced(&text, &format!("the header {name}"))?;
         sensitive(&text)
     }
@@ -138,7 +142,8 @@ impl<'a> Injector<'a> {
             text.extend_from_slice(front.as_bytes());
             let (named, behind) = behind.split_once('}').ok_or_else(|| broken("a `${` has no end".into()))?;
             let secret = self.secrets.find(named).cloned();
-            let secret = secret.ok_or_else(|| broken(format!("the Body has no secret {}", fit_to_show(named))))?;
+            let secret =
+                secret.ok_or_else(|| broken(format!("the Body has no secret {}", fit_to_show(named))))?;
             text.extend_from_slice(secret.value_for(self.target).map_err(broken)?);
             self.note(&secret);
             rest = behind;
@@ -252,7 +257,10 @@ mod tests {
     }
 
     fn fields(headers: &[&str]) -> SecretFields {
-        SecretFields { headers: headers.iter().map(|name| (*name).to_owned()).collect(), ..Default::default() }
+        SecretFields {
+            headers: headers.iter().map(|name| (*name).to_owned()).collect(),
+            ..Default::default()
+        }
     }
 
     #[test]
@@ -280,9 +288,16 @@ mod tests {
     }
 
     /// Rewrites a request that may use the secrets `key` and `pass`, and a placeholder of no secret of the Body.
-    fn rewritten(request: request::Builder, permit: &RequestPermit) -> Result<(request::Parts, Vec<String>), Denial> {
+    fn rewritten(
+        request: request::Builder,
+        permit: &RequestPermit,
+    ) -> Result<(request::Parts, Vec<String>), Denial> {
         let secrets = table(vec![
-            secret("key", &["api.test"], SecretFields { query: true, ..fields(&["x-api-key", "authorization"]) }),
+            secret(
+                "key",
+                &["api.test"],
+                SecretFields { query: true, ..fields(&["x-api-key", "authorization"]) },
+            ),
             secret("pass", &["api.test"], SecretFields { basic: true, ..fields(&[]) }),
             secret("other", &["other.test"], fields(&["x-api-key"])),
         ]);
@@ -309,11 +324,18 @@ mod tests {
         assert_eq!(parts.headers["authorization"], "Bearer value-of-key");
         assert_eq!(parts.headers["x-api-key"], "value-of-key");
         assert_eq!(parts.headers["accept-encoding"], "identity");
-        assert!(parts.headers["authorization"].is_sensitive() && !parts.headers.contains_key("proxy-authorization"));
+        assert!(
+            parts.headers["authorization"].is_sensitive()
+                && !parts.headers.contains_key("proxy-authorization")
+        );
         assert_eq!((parts.uri.to_string(), used), ("/v1?k=value-of-key&x=1".into(), vec!["key".to_owned()]));
         let basic = STANDARD.encode("me:pass-palph0aaaa");
-        let (parts, _) = rewritten(Request::get("/").header("authorization", format!("basic {basic}")), &none).unwrap();
-        assert_eq!(parts.headers["authorization"], format!("Basic {}", STANDARD.encode("me:value-of-pass")).as_str());
+        let (parts, _) =
+            rewritten(Request::get("/").header("authorization", format!("basic {basic}")), &none).unwrap();
+        assert_eq!(
+            parts.headers["authorization"],
+            format!("Basic {}", STANDARD.encode("me:value-of-pass")).as_str()
+        );
         let (parts, used) = rewritten(Request::get("/").header("accept-encoding", "gzip"), &none).unwrap();
         assert_eq!((parts.headers["accept-encoding"].as_bytes(), used.len()), (&b"gzip"[..], 0));
     }
@@ -346,7 +368,10 @@ mod tests {
         let request = || Request::get("/").header("authorization", "its own");
         let (parts, used) = rewritten(request(), &permit("Bearer ${key}.")).unwrap();
         assert_eq!(parts.headers.get_all("authorization").iter().count(), 1);
-        assert_eq!((&parts.headers["authorization"], used), (&"Bearer value-of-key.".parse().unwrap(), vec!["key".into()]));
+        assert_eq!(
+            (&parts.headers["authorization"], used),
+            (&"Bearer value-of-key.".parse().unwrap(), vec!["key".into()])
+        );
         for bad in ["${other}", "${none}", "${key"] {
             assert!(rewritten(request(), &permit(bad)).is_err(), "{bad}");
         }

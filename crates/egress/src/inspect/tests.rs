@@ -5,14 +5,23 @@ use std::{fs::File, io::Write, sync::Arc};
 use http_body_util::BodyExt;
 use hyper::Method;
 use proto::egress::{AuthorityOrder, EgressRule, Flush, Policy, SecretFields};
-use rustls::{ClientConfig, RootCertStore, pki_types::{CertificateDer, pem::PemObject}};
-use tokio::{io::AsyncReadExt, net::{TcpListener, UnixStream}};
+use rustls::{
+    ClientConfig, RootCertStore,
+    pki_types::{CertificateDer, pem::PemObject},
+};
+use tokio::{
+    io::AsyncReadExt,
+    net::{TcpListener, UnixStream},
+};
 use tokio_rustls::TlsAcceptor;
 use vault::{RootAuthority, SealKey};
 
 use super::*;
 use crate::{
-    journal::{Journal, tests::{lines, spool}},
+    journal::{
+        Journal,
+        tests::{lines, spool},
+    },
     names::NameTable,
     secrets::tests::{secret, table},
 };
@@ -47,7 +56,10 @@ fn unlinked(text: &str) -> File {
     file
 }
 
-async fn echo(request: Request<Incoming>, arrived: Rc<RefCell<Vec<String>>>) -> Result<Response<AnyBody>, BodyError> {
+async fn echo(
+    request: Request<Incoming>,
+    arrived: Rc<RefCell<Vec<String>>>,
+) -> Result<Response<AnyBody>, BodyError> {
     let (mut parts, body) = request.into_parts();
     if parts.headers.contains_key(header::UPGRADE) {
         let mut response = Response::new(boxed_text(""));
@@ -77,7 +89,9 @@ async fn echo(request: Request<Incoming>, arrived: Rc<RefCell<Vec<String>>>) -> 
 }
 
 fn boxed_text(text: &str) -> AnyBody {
-    Box::pin(Full::new(Bytes::from(text.to_owned())).map_err(|never: Infallible| -> BodyError { match never {} }))
+    Box::pin(
+        Full::new(Bytes::from(text.to_owned())).map_err(|never: Infallible| -> BodyError { match never {} }),
+    )
 }
 
 impl World {
@@ -102,7 +116,9 @@ impl World {
                     let stream = TokioIo::new(stream);
                     let (tasks, _guard) = ConnectionTasks::guarded();
                     if is_h2 {
-                        let _ = hyper::server::conn::http2::Builder::new(tasks).serve_connection(stream, service).await;
+                        let _ = hyper::server::conn::http2::Builder::new(tasks)
+                            .serve_connection(stream, service)
+                            .await;
                     } else {
                         let serving = hyper::server::conn::http1::Builder::new();
                         let _ = serving.serve_connection(stream, service).with_upgrades().await;
@@ -139,7 +155,8 @@ impl World {
         let mut roots = RootCertStore::empty();
         roots.add_parsable_certificates(CertificateDer::pem_slice_iter(self.trusted.as_bytes()).flatten());
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+        let config =
+            ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
         let mut config = config.with_root_certificates(roots).with_no_client_auth();
         config.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
         TlsConnector::from(Arc::new(config)).connect("localhost".try_into().unwrap(), program).await
@@ -173,7 +190,10 @@ impl World {
     }
 
     fn decisions(&self) -> Vec<String> {
-        lines(&self.spool).into_iter().map(|line| format!("{} {}: {}", line.data.allowed, line.data.to, line.data.why)).collect()
+        lines(&self.spool)
+            .into_iter()
+            .map(|line| format!("{} {}: {}", line.data.allowed, line.data.to, line.data.why))
+            .collect()
     }
 }
 
@@ -188,7 +208,10 @@ fn fields(headers: &[&str]) -> SecretFields {
 #[tokio::test]
 async fn requests_are_judged_one_by_one_in_both_protocols() {
     local(async {
-        let rules = vec![EgressRule::allow("GET,POST localhost:PORT/repos/**+private"), EgressRule::deny("POST localhost:PORT/repos/b")];
+        let rules = vec![
+            EgressRule::allow("GET,POST localhost:PORT/repos/**+private"),
+            EgressRule::deny("POST localhost:PORT/repos/b"),
+        ];
         let world = World::new(rules, SecretTable::default()).await;
         for protocol in [HTTP1, H2] {
             world.arrived.borrow_mut().clear();
@@ -215,7 +238,10 @@ async fn requests_are_judged_one_by_one_in_both_protocols() {
         }
         let decisions = world.decisions();
         assert!(decisions[0].starts_with("true localhost:"), "{decisions:?}");
-        assert!(decisions.iter().any(|line| line.contains("no rule names DELETE localhost")), "{decisions:?}");
+        assert!(
+            decisions.iter().any(|line| line.contains("no rule names DELETE localhost")),
+            "{decisions:?}"
+        );
     })
     .await;
 }
@@ -223,7 +249,9 @@ async fn requests_are_judged_one_by_one_in_both_protocols() {
 #[tokio::test]
 async fn a_request_for_another_host_is_misdirected() {
     local(async {
-        let world = World::new(vec![EgressRule::allow("localhost:PORT+private+inspect")], SecretTable::default()).await;
+        let world =
+            World::new(vec![EgressRule::allow("localhost:PORT+private+inspect")], SecretTable::default())
+                .await;
         let mut request = world.request(HTTP1, Method::GET, "/", "");
         request.headers_mut().insert(header::HOST, "evil.io".parse().unwrap());
         assert_eq!(world.ask(HTTP1, request).await.0, 421);
@@ -239,7 +267,10 @@ async fn a_secret_arrives_at_its_host_and_never_comes_back() {
     local(async {
         for protocol in [HTTP1, H2] {
             let all = SecretFields { body: true, ..fields(&["authorization"]) };
-            let secrets = table(vec![secret("key", &["localhost:1-65535"], all), secret("far", &["far.test"], fields(&["authorization"]))]);
+            let secrets = table(vec![
+                secret("key", &["localhost:1-65535"], all),
+                secret("far", &["far.test"], fields(&["authorization"])),
+            ]);
             let rule = EgressRule::allow("localhost:PORT+private+inspect");
             let world = World::new(vec![rule], secrets).await;
             let with = |value: &str| {
@@ -255,7 +286,11 @@ async fn a_secret_arrives_at_its_host_and_never_comes_back() {
             for back in [&headers, &text] {
                 assert!(!back.contains("value-of-key") && back.contains("************"), "{back}");
             }
-            assert!(world.decisions()[0].contains("with the secret key: the rule"), "{:?}", world.decisions());
+            assert!(
+                world.decisions()[0].contains("with the secret key: the rule"),
+                "{:?}",
+                world.decisions()
+            );
             let (status, _, text) = world.ask(protocol, with("Bearer far-palph0aaaa")).await;
             assert_eq!(status, 403, "{text}");
             assert!(text.contains("does not belong to"), "{text}");
@@ -307,7 +342,9 @@ async fn a_websocket_goes_through() {
 #[tokio::test]
 async fn a_host_that_this_machine_does_not_trust_is_refused_before_the_program_has_a_certificate() {
     local(async {
-        let world = World::new(vec![EgressRule::allow("localhost:PORT+private+inspect")], SecretTable::default()).await;
+        let world =
+            World::new(vec![EgressRule::allow("localhost:PORT+private+inspect")], SecretTable::default())
+                .await;
         let (other_root, order, key) = authority(Some(&["localhost".into()]));
         let certificates = Certificates::new(Some(unlinked(&other_root)));
         certificates.set_authority(Some(&order), Some(&key)).unwrap();
@@ -317,7 +354,10 @@ async fn a_host_that_this_machine_does_not_trust_is_refused_before_the_program_h
         let world = World { proxy: Rc::new(proxy), ..world };
         assert!(world.connect(&[HTTP1]).await.is_err());
         let decisions = world.decisions();
-        assert!(decisions.last().unwrap().contains("no TLS connection to the host that this machine trusts"), "{decisions:?}");
+        assert!(
+            decisions.last().unwrap().contains("no TLS connection to the host that this machine trusts"),
+            "{decisions:?}"
+        );
     })
     .await;
 }
@@ -325,7 +365,9 @@ async fn a_host_that_this_machine_does_not_trust_is_refused_before_the_program_h
 #[tokio::test]
 async fn a_program_that_trusts_another_certificate_learns_of_tunnel() {
     local(async {
-        let world = World::new(vec![EgressRule::allow("localhost:PORT+private+inspect")], SecretTable::default()).await;
+        let world =
+            World::new(vec![EgressRule::allow("localhost:PORT+private+inspect")], SecretTable::default())
+                .await;
         let world = World { trusted: authority(None).0, ..world };
         assert!(world.connect(&[HTTP1]).await.is_err());
         for _ in 0..100 {
@@ -342,7 +384,9 @@ async fn a_program_that_trusts_another_certificate_learns_of_tunnel() {
 #[tokio::test]
 async fn an_authority_signs_only_for_the_names_of_its_policy() {
     local(async {
-        let world = World::new(vec![EgressRule::allow("localhost:PORT+private+inspect")], SecretTable::default()).await;
+        let world =
+            World::new(vec![EgressRule::allow("localhost:PORT+private+inspect")], SecretTable::default())
+                .await;
         // As if the process were tricked into another name: the program refuses the certificate.
         let (trusted, order, key) = authority(Some(&["other.test".into()]));
         world.proxy.certificates.set_authority(Some(&order), Some(&key)).unwrap();

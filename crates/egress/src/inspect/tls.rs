@@ -103,10 +103,13 @@ impl Certificates {
 impl Signer {
     fn open(order: &AuthorityOrder, key: &SealKey) -> Result<Self, String> {
         let opened = key.open(&format!("authority {}", order.id), &order.sealed_key);
-        let opened = opened.map_err(|error| format!("the key of the Body's authority cannot be used: {error}"))?;
+        let opened =
+            opened.map_err(|error| format!("the key of the Body's authority cannot be used: {error}"))?;
         let issuer = LeafIssuer::new(&order.id, &opened).map_err(|error| error.to_string())?;
-        let chain = CertificateDer::pem_slice_iter(order.certificate.as_bytes()).collect::<Result<Vec<_>, _>>();
-        let chain = chain.map_err(|error| format!("the certificate of the Body's authority is malformed: {error}"))?;
+        let chain =
+            CertificateDer::pem_slice_iter(order.certificate.as_bytes()).collect::<Result<Vec<_>, _>>();
+        let chain = chain
+            .map_err(|error| format!("the certificate of the Body's authority is malformed: {error}"))?;
         Ok(Self { order: order.clone(), issuer, chain, leaves: HashMap::new() })
     }
 

@@ -90,6 +90,9 @@ pub const NOT_RESOLVED: &str = "its name cannot be resolved";
 /// The reason for a refused name that a rule allows, but that accepts no connection.
 pub const NOT_ACCEPTED: &str = "no address of it accepts the connection";
 
+/// The beginning of the reason for a connection that waited for a decision in vain.
+pub const NO_ANSWER: &str = "no answer came in time to the rule";
+
 /// Whether a reason says that a rule allows the name, and that it still could not be reached.
 pub fn is_unreachable(why: &str) -> bool {
     why.starts_with(NOT_RESOLVED) || why == NOT_ACCEPTED
@@ -115,6 +118,9 @@ pub enum DecisionKind {
     /// The resolver gave a name an address that stands for it.
     #[serde(rename = "network.named")]
     Named,
+    /// A connection waits for a change of the policy.
+    #[serde(rename = "network.asked")]
+    Asked,
 }
 
 impl DecisionKind {
@@ -125,6 +131,7 @@ impl DecisionKind {
             Self::Denied => "network.denied",
             Self::Counted => "network.counted",
             Self::Named => "network.named",
+            Self::Asked => "network.asked",
         }
     }
 }
@@ -180,7 +187,7 @@ impl SpoolLine {
         let line: Self = serde_json::from_slice(line).ok()?;
         let sound = match line.kind {
             DecisionKind::Allowed => line.data.allowed && line.data.count.is_none(),
-            DecisionKind::Denied => !line.data.allowed && line.data.count.is_none(),
+            DecisionKind::Denied | DecisionKind::Asked => !line.data.allowed && line.data.count.is_none(),
             DecisionKind::Counted => line.data.count.is_some(),
             DecisionKind::Named => {
                 let name = canonical_name(&line.data.to).is_some_and(|name| name == line.data.to);

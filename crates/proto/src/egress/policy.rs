@@ -24,7 +24,7 @@
 //! answers the program with a certificate of the Body's own authority. All other TLS goes through unopened.
 //!
 //! Invariant: a target without a rule is denied, and so is a target in any spelling but the canonical one.
-//! Invariant: a rule that denies wins over every rule that allows.
+//! Invariant: a rule that denies wins over every rule that allows, and one that allows over every rule that asks.
 
 use std::{
     collections::BTreeMap,
@@ -65,7 +65,9 @@ pub enum RuleError {
     )]
     TooLong(String),
     /// The headers of a rule cannot be set.
-    #[error("the rule {0:?} sets headers, which needs a name and a rule that allows, without `+tcp` and `+tunnel`; a name or a value of a header is at most 8 KiB of plain text")]
+    #[error(
+        "the rule {0:?} sets headers, which needs a name and a rule that allows, without `+tcp` and `+tunnel`; a name or a value of a header is at most 8 KiB of plain text"
+    )]
     Headers(String),
     /// An example contradicts its rule.
     #[error("the rule {rule:?} should {} its example {example:?}", if *.is_match { "match" } else { "not match" })]
@@ -88,6 +90,19 @@ pub enum RuleAction {
     Allow,
     /// The Body may not.
     Deny,
+    /// Connections wait until a change of the policy allows or denies them.
+    Ask,
+}
+
+impl RuleAction {
+    /// Its word.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Allow => "allow",
+            Self::Deny => "deny",
+            Self::Ask => "ask",
+        }
+    }
 }
 
 /// A rule as a person or a preset wrote it.
@@ -136,6 +151,11 @@ impl EgressRule {
         Self { action: RuleAction::Deny, ..Self::allow(to) }
     }
 
+    /// A rule that lets connections to these targets wait for a decision.
+    pub fn ask(to: impl Into<String>) -> Self {
+        Self { action: RuleAction::Ask, ..Self::allow(to) }
+    }
+
     /// The rule with a reason.
     #[must_use]
     pub fn because(mut self, why: impl Into<String>) -> Self {
@@ -151,7 +171,7 @@ impl EgressRule {
 
     /// The rule as one line of text, for decisions and tables.
     pub fn shown(&self) -> String {
-        let action = if self.action == RuleAction::Allow { "allow" } else { "deny" };
+        let action = self.action.name();
         match &self.why {
             Some(why) => format!("{action} {} ({})", fit_to_show(&self.to), fit_to_show(why)),
             None => format!("{action} {}", fit_to_show(&self.to)),
@@ -245,7 +265,10 @@ impl Policy {
 
     /// The policy, which also inspects TLS to these hosts: the hosts of secrets, each as `HOST[:PORTS]` or as a pattern of
     /// names, on port 443 without ports.
-    pub fn inspecting<S: AsRef<str>>(mut self, hosts: impl IntoIterator<Item = S>) -> Result<Self, RuleError> {
+    pub fn inspecting<S: AsRef<str>>(
+        mut self,
+        hosts: impl IntoIterator<Item = S>,
+    ) -> Result<Self, RuleError> {
         for host in hosts {
             self.inspected.push(read_secret_host(host.as_ref())?);
         }
@@ -290,7 +313,7 @@ impl Policy {
         let covers = |rule: &&Rule| rule.host.covers_name(name);
         let denied = |rule: &Rule| rule.denies_connections() && rule.ports == Some((1, u16::MAX));
         let mut rules = self.rules.iter().filter(covers);
-        rules.clone().any(|rule| rule.source.action == RuleAction::Allow) && !rules.any(denied)
+        rules.clone().any(|rule| rule.source.action != RuleAction::Deny) && !rules.any(denied)
     }
 
     /// The rule for a connection to a canonical name, or the reason why there is none.
@@ -302,6 +325,27 @@ impl Policy {
     pub fn judge_address(&self, address: IpAddr, port: u16) -> Result<Permit, String> {
         let shown = std::net::SocketAddr::new(address, port).to_string();
         self.judge(&|rule| rule.host.covers_address(address), port, &shown)
+    }
+
+    /// The rule by which a connection to a canonical name waits for a decision, if no other rule decides about it.
+    pub fn asking_name(&self, name: &str, port: u16) -> Option<String> {
+        self.asking(&|rule| rule.host.covers_name(name), port)
+    }
+
+    /// The rule by which a connection to an address without a name waits for a decision.
+    pub fn asking_address(&self, address: IpAddr, port: u16) -> Option<String> {
+        self.asking(&|rule| rule.host.covers_address(address), port)
+    }
+
+    fn asking(&self, covers: &dyn Fn(&Rule) -> bool, port: u16) -> Option<String> {
+        let mut fitting = self.rules.iter().filter(|rule| rule.has_port(port) && covers(rule));
+        let is_decided = |rule: &Rule| rule.source.action == RuleAction::Allow || rule.denies_connections();
+        match fitting.clone().any(is_decided) {
+            true => None,
+            false => {
+                fitting.find(|rule| rule.source.action == RuleAction::Ask).map(|rule| rule.source.shown())
+            }
+        }
     }
 
     /// Why a name that a rule allows may not lead to this address, if a rule denies the address.
@@ -324,20 +368,27 @@ impl Policy {
         let rule = allowing.next().ok_or_else(|| format!("no rule names {shown}"))?;
         // A rule that denies requests counts in spite of `+tunnel`.
         let denies = fitting.clone().any(|rule| rule.source.action == RuleAction::Deny);
-        let needs = fitting.clone().any(Rule::needs_requests) || self.inspected.iter().any(|host| fits(&host));
+        let needs =
+            fitting.clone().any(Rule::needs_requests) || self.inspected.iter().any(|host| fits(&host));
         let inspect = denies || (needs && !rule.tunnel);
         Ok(Permit { protocol: rule.protocol_on(port), private, inspect, rule: rule.source.shown() })
     }
 
     /// The rule for a request to a canonical name, on a connection that is permitted, or the reason why there is none.
-    pub fn judge_request(&self, name: &str, port: u16, request: &RequestTarget<'_>) -> Result<RequestPermit, String> {
+    pub fn judge_request(
+        &self,
+        name: &str,
+        port: u16,
+        request: &RequestTarget<'_>,
+    ) -> Result<RequestPermit, String> {
         let shown = || format!("{} {name}:{port}{}", fit_to_show(request.method), fit_to_show(request.path));
         let fitting = || self.rules.iter().filter(|rule| rule.has_port(port) && rule.host.covers_name(name));
         // Servers read paths in ways of their own, so a condition on the path takes only paths with one reading.
         if fitting().any(|rule| rule.requests.is_limited()) {
             request.check_one_reading().map_err(|why| format!("{} {why}", shown()))?;
         }
-        let mut matching = fitting().filter(|rule| rule.requests.covers(request));
+        let decides = |rule: &&Rule| rule.source.action != RuleAction::Ask && rule.requests.covers(request);
+        let mut matching = fitting().filter(decides);
         if let Some(rule) = matching.clone().find(|rule| rule.source.action == RuleAction::Deny) {
             return Err(format!("the rule `{}` denies {}", rule.source.shown(), shown()));
         }
@@ -396,7 +447,9 @@ impl Rule {
 
 impl Rule {
     fn headers_fit(&self) -> bool {
-        let is_text = |text: &str| text.len() <= HEADER_LEN_MAX && !text.contains(|c: char| c.is_control() || !c.is_ascii());
+        let is_text = |text: &str| {
+            text.len() <= HEADER_LEN_MAX && !text.contains(|c: char| c.is_control() || !c.is_ascii())
+        };
         let fits = |(name, value): (&String, &String)| {
             is_text(value) && name.len() <= HEADER_LEN_MAX && is_header_name(name)
         };
@@ -414,8 +467,16 @@ impl Rule {
 /// Whether a header of this name may be set: it says nothing about the connection or the length of the body.
 fn is_header_name(name: &str) -> bool {
     let token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
-    let refused =
-        ["connection", "content-length", "host", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"];
+    let refused = [
+        "connection",
+        "content-length",
+        "host",
+        "keep-alive",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    ];
     !name.is_empty() && name.bytes().all(token) && !refused.iter().any(|own| name.eq_ignore_ascii_case(own))
 }
 
@@ -516,20 +577,29 @@ fn parse_rule(source: &EgressRule) -> Option<Rule> {
         }
     }
     let (host, ports) = split_ports(text)?;
-    let rule =
-        Rule { requests, host: parse_host(host)?, ports, private, protocol, inspect, tunnel, source: source.clone() };
+    let rule = Rule {
+        requests,
+        host: parse_host(host)?,
+        ports,
+        private,
+        protocol,
+        inspect,
+        tunnel,
+        source: source.clone(),
+    };
     // Requests can be read in HTTP and in TLS only, and TLS needs a name.
     let is_readable = !rule.tunnel
         && !matches!(rule.host, HostPattern::Addresses { .. })
         && rule.protocol.is_none_or(|protocol| protocol != Protocol::Tcp);
-    (!rule.needs_requests() || is_readable || !rule.source.headers.is_empty()).then_some(rule)
+    let is_judgeable = !rule.needs_requests() || is_readable || !rule.source.headers.is_empty();
+    // A connection waits as a whole.
+    let is_askable = source.action != RuleAction::Ask || !rule.needs_requests();
+    (is_judgeable && is_askable).then_some(rule)
 }
 
 /// Splits a rule into host and ports, and the path. The slash of a range of addresses is followed by its number of bits.
 fn split_path(text: &str) -> (&str, Option<&str>) {
-    let is_range = |host: &str| {
-        host.ends_with(']') || host.parse::<std::net::Ipv4Addr>().is_ok()
-    };
+    let is_range = |host: &str| host.ends_with(']') || host.parse::<std::net::Ipv4Addr>().is_ok();
     match text.find('/') {
         Some(at) if !is_range(&text[..at]) => (&text[..at], Some(&text[at..])),
         _ => (text, None),
@@ -629,174 +699,5 @@ fn is_name(host: &str) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn policy(rules: &[&str]) -> Policy {
-        Policy::parse(rules).unwrap()
-    }
-
-    /// Judges a target as the proxy does.
-    fn judge(policy: &Policy, target: &str) -> Result<Permit, String> {
-        let (name, port) = Policy::target(target)?;
-        policy.judge_name(&name, port)
-    }
-
-    #[test]
-    fn names_are_let_through_in_one_spelling_only() {
-        let policy = policy(&["pypi.org:443", "**.pythonhosted.org:443", "*.one.test"]);
-        for target in [
-            "pypi.org:443",
-            "PyPI.org:443",
-            "files.pythonhosted.org:443",
-            "a.b.pythonhosted.org:443",
-            "a.one.test:443",
-            "a.one.test:80",
-        ] {
-            assert!(judge(&policy, target).is_ok(), "{target}");
-        }
-        for target in [
-            "pypi.org:80",
-            "pypi.org:4430",
-            "pypi.org",
-            "pypi.org:",
-            "pypi.org:+443",
-            "pypi.org.:443",
-            "pypi.org.evil.io:443",
-            "evilpypi.org:443",
-            "pythonhosted.org:443",
-            ".pythonhosted.org:443",
-            "xpythonhosted.org:443",
-            "a.b.one.test:443",
-            "one.test:443",
-            "xone.test:443",
-            "user@pypi.org:443",
-            "pypi.org@evil.io:443",
-            "pypi.org\0.evil.io:443",
-            "evil.io\0.pypi.org:443",
-            "evil.io#pypi.org:443",
-            "evil.io/pypi.org:443",
-            "[::1]:443",
-            "127.0.0.1:443",
-            "2130706433:443",
-            "0x7f000001:443",
-            "0177.0.0.1:443",
-            "127.1:443",
-            "[::ffff:127.0.0.1]:443",
-            "1.2.3.0x4:443",
-            "",
-            ":443",
-            "..:443",
-            "-x.org:443",
-            "pypi.org:443:443",
-            "pypi .org:443",
-            "pypi.org:65979",
-            "xn--pypi\u{202e}.org:443",
-            "pypi\u{3002}org:443",
-        ] {
-            assert!(judge(&policy, target).is_err(), "{target:?}");
-        }
-        assert!(judge(&Policy::default(), "pypi.org:443").is_err(), "an empty list denies");
-    }
-
-    #[test]
-    fn rules_that_mean_too_much_or_nothing_are_refused() {
-        for rule in [
-            "",
-            "*.org:443",
-            "**.org:443",
-            "*.:443",
-            "**:443",
-            "a.*.org:443",
-            "pypi.org:0",
-            "pypi.org:2-1",
-            "pypi.org:1-",
-            "pypi.org.:443",
-            "a b:1",
-            "https://pypi.org:443",
-            "pypi.org:443 +private",
-            "pypi.org:443+",
-            "pypi.org:443+tls+tcp",
-            "pypi.org:443+quic",
-            "pypi.org:+443",
-            "+plain",
-            "192.0.2.1/24:443",
-            "192.0.2.0/33:443",
-            "192.0.2:443",
-            "[2001:db8::1:443",
-            "2001:db8::1",
-        ] {
-            assert!(Policy::parse(&[rule]).is_err(), "{rule:?}");
-        }
-        let many: Vec<String> = (0..=RULES_MAX).map(|nr| format!("a{nr}.test")).collect();
-        assert_eq!(Policy::parse(&many), Err(RuleError::TooMany(RULES_MAX + 1)));
-    }
-
-    #[test]
-    fn a_rule_names_the_protocol_and_what_its_name_may_lead_to() {
-        let of = |rule: &str, target: &str| judge(&policy(&[rule]), target).unwrap();
-        assert_eq!(of("a.test:443", "a.test:443").protocol, Protocol::Tls);
-        assert_eq!(of("a.test", "a.test:80").protocol, Protocol::Http);
-        assert_eq!(of("a.test:80+plain", "a.test:80").protocol, Protocol::PlainHttp);
-        assert_eq!(of("a.test:5432", "a.test:5432").protocol, Protocol::Tcp);
-        assert_eq!(of("a.test:8000-8080+http", "a.test:8040").protocol, Protocol::Http);
-        assert_eq!(of("a.test:*", "a.test:443").protocol, Protocol::Tls);
-        assert!(of("registry.corp:8443+private", "registry.corp:8443").private);
-        assert!(!of("*:*", "a.test:22").private);
-    }
-
-    #[test]
-    fn addresses_are_named_as_addresses() {
-        let policy = policy(&["192.0.2.0/24:5432", "[2001:db8::]/32", "[2001:db8::7]:22", "203.0.113.7:*"]);
-        let judge = |address: &str, port| policy.judge_address(address.parse().unwrap(), port).is_ok();
-        assert!(judge("192.0.2.255", 5432) && judge("::ffff:192.0.2.9", 5432));
-        assert!(judge("2001:db8:1::9", 443) && judge("2001:db8::7", 22) && judge("203.0.113.7", 1));
-        for (address, port) in
-            [("192.0.3.0", 5432), ("192.0.2.1", 443), ("2001:db9::", 443), ("203.0.113.8", 1)]
-        {
-            assert!(!judge(address, port), "{address}:{port}");
-        }
-        assert!(policy.judge_name("a.test", 443).is_err(), "no name is covered by an address");
-        let rules = [EgressRule::allow("*:*"), EgressRule::deny("192.0.2.0/24:*")];
-        let policy = Policy::new(&rules).unwrap();
-        let denied = |address: &str| policy.denial_of_address(address.parse().unwrap(), 443).is_some();
-        assert!(policy.judge_name("a.test", 443).is_ok() && denied("192.0.2.7") && !denied("192.0.3.7"));
-        let all = self::policy(&["*", "10.0.0.0/8", "db.corp:443+private"]);
-        let private = |address: &str| all.judge_address(address.parse().unwrap(), 443).unwrap().private;
-        assert!(private("10.0.0.7") && !private("192.168.0.7"), "only addresses that a rule names");
-        let private = |name: &str| all.judge_name(name, 443).unwrap().private;
-        assert!(private("db.corp") && !private("a.test"));
-    }
-
-    #[test]
-    fn a_rule_that_denies_wins() {
-        let rules = [
-            EgressRule::allow("*"),
-            EgressRule::deny("**.evil.test:*").because("it sells data"),
-            EgressRule::deny("a.test:80"),
-        ];
-        let policy = Policy::new(&rules).unwrap();
-        assert!(policy.judge_name("good.test", 443).is_ok() && policy.resolves("good.test"));
-        let why = policy.judge_name("x.evil.test", 443).unwrap_err();
-        assert_eq!(why, "the rule `deny **.evil.test:* (it sells data)` denies x.evil.test:443");
-        assert!(!policy.resolves("x.evil.test") && policy.resolves("a.test"));
-        assert!(policy.judge_name("a.test", 443).is_ok() && policy.judge_name("a.test", 80).is_err());
-        assert!(!Policy::default().resolves("a.test"));
-    }
-
-    #[test]
-    fn examples_are_checked() {
-        let rule = |matches: &[&str], not_match: &[&str]| {
-            let owned = |list: &[&str]| list.iter().map(|one| (*one).to_owned()).collect();
-            let rule = EgressRule::allow("api.example.org:443");
-            Policy::new(&[EgressRule { matches: owned(matches), not_match: owned(not_match), ..rule }])
-        };
-        rule(&["api.example.org:443"], &["api.example.org.evil.io:443", "api.example.org:80"]).unwrap();
-        let wrong = rule(&["api.example.org:80"], &[]).unwrap_err();
-        assert_eq!(
-            wrong.to_string(),
-            "the rule \"api.example.org:443\" should match its example \"api.example.org:80\""
-        );
-        assert!(rule(&[], &["api.example.org:443"]).is_err());
-    }
-}
+#[path = "policy_tests.rs"]
+mod tests;

@@ -229,6 +229,22 @@ kinds! {
         spool: Option<u64>,
     }
 
+    /// A connection of a Body waits until a change of its policy allows or denies the target.
+    "network.asked" => NetworkAsked {
+        /// The host and port, escaped for a terminal.
+        to: String,
+        /// Always `false`.
+        allowed: bool,
+        /// The rule that asks.
+        why: String,
+        /// When the egress process decided to wait.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        decided_at: Option<String>,
+        /// Where the line ends in the egress process' spool.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        spool: Option<u64>,
+    }
+
     /// The egress proxy made the same decision about several connections, after the first was recorded.
     "network.counted" => NetworkCounted {
         /// The host and port, escaped for a terminal.
@@ -267,6 +283,23 @@ kinds! {
         generation: u64,
         /// All rules of the policy.
         rules: Vec<EgressRule>,
+        /// The names of the secrets that the Body may use.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        secrets: Vec<String>,
+    }
+
+    /// `pal secret` or the API is about to store a secret.
+    "secret.stored" => SecretStored {
+        /// Its name.
+        secret: String,
+        /// The hosts to which it may go.
+        hosts: Vec<String>,
+    }
+
+    /// `pal secret` or the API is about to remove a secret.
+    "secret.removed" => SecretRemoved {
+        /// Its name.
+        secret: String,
     }
 
     /// `pal` is about to ask the guest to start a command.
