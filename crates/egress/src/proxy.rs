@@ -31,6 +31,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Connections at once; further ones wait.
 pub const CONNECTIONS_MAX: usize = 512;
 
+const SIGNING_MAX: usize = 4;
+
 /// The state that all connections of one Body share.
 pub struct Proxy {
     pub policy: RefCell<Policy>,
@@ -49,6 +51,8 @@ pub struct Proxy {
     pub secrets: RefCell<Rc<SecretTable>>,
     /// The certificates of inspected connections.
     pub certificates: Certificates,
+    /// The requests whose bodies may be held at once for a signature.
+    pub signing: Semaphore,
     /// The connections that wait for a decision.
     pub questions: Questions,
     /// The key that opens the sealed parts of orders.
@@ -68,6 +72,7 @@ impl Proxy {
             free: Arc::new(Semaphore::new(CONNECTIONS_MAX)),
             secrets: RefCell::default(),
             certificates: Certificates::new(None),
+            signing: Semaphore::new(SIGNING_MAX),
             questions: Questions::default(),
             key: None,
         }

@@ -8,7 +8,10 @@ use std::rc::Rc;
 use proto::egress::{EgressSecret, PLACEHOLDER_MARK, SecretFields, is_secret_host};
 use vault::{SealKey, Zeroizing};
 
-use crate::target::{Host, Target};
+use crate::{
+    inspect::parts_of_key,
+    target::{Host, Target},
+};
 
 /// A secret with its value.
 pub struct Secret {
@@ -41,6 +44,11 @@ impl SecretTable {
         self.0.iter()
     }
 
+    /// Whether a secret signs requests.
+    pub fn signs_requests(&self) -> bool {
+        self.0.iter().any(|secret| secret.fields.sigv4)
+    }
+
     /// The secret of a name.
     pub fn find(&self, name: &str) -> Option<&Rc<Secret>> {
         self.0.iter().find(|secret| secret.name == name)
@@ -70,6 +78,12 @@ impl Secret {
         self.value.as_ref().map(|value| value.as_slice()).ok_or_else(|| {
             format!("the secret {} cannot be opened: set it again with `pal secret set {0}`", self.name)
         })
+    }
+
+    /// The texts that must not come back in an answer of a target.
+    pub fn masked_values(&self, target: &Target) -> Vec<Vec<u8>> {
+        let value = self.value_for(target).unwrap_or_default();
+        if self.fields.sigv4 { parts_of_key(value) } else { vec![value.to_vec()] }
     }
 
     /// Whether the secret may stand in a header of this name.

@@ -11,6 +11,7 @@
 mod body;
 mod mask;
 mod request;
+mod sigv4;
 mod tasks;
 mod tls;
 mod upstream;
@@ -18,7 +19,7 @@ mod upstream;
 use std::{cell::RefCell, convert::Infallible, io, rc::Rc};
 
 use bytes::Bytes;
-use http_body_util::Full;
+use http_body_util::{BodyExt, Full, Limited};
 use hyper::{
     Request, Response, StatusCode, Version,
     body::{Body, Incoming},
@@ -32,7 +33,7 @@ use rustls::pki_types::ServerName;
 use tokio::{io::AsyncWriteExt, net::TcpStream, sync::Notify, time::timeout};
 use tokio_rustls::{LazyConfigAcceptor, StartHandshake, TlsConnector};
 
-pub use self::tls::Certificates;
+pub use self::{sigv4::parts_of_key, tls::Certificates};
 use self::{
     body::{AnyBody, BodyError, Replacements, RewrittenBody},
     mask::Mask,
@@ -50,6 +51,8 @@ use crate::{
     target::{Host, Target},
 };
 
+/// Longest body whose hash is computed for a signature.
+const SIGNED_BODY_LEN_MAX: usize = 10 << 20;
 const H2: &[u8] = b"h2";
 const HTTP1: &[u8] = b"http/1.1";
 
@@ -247,8 +250,20 @@ impl Session {
     async fn forward(&self, mut request: Request<Incoming>) -> Result<Response<AnyBody>, Denial> {
         let is_upgrade = request.headers().contains_key(header::UPGRADE);
         let program = is_upgrade.then(|| hyper::upgrade::on(&mut request));
-        let JudgedRequest { request, used } = self.judge(request)?;
+        // The memory that bodies take is bounded: few wait for their hash at once.
+        let needs_hash =
+            self.proxy.secrets.borrow().signs_requests() && sigv4::needs_body_hash(request.headers());
+        let signing = match needs_hash {
+            true => Some(self.proxy.signing.acquire().await.map_err(|_| Denial::bad("the process ends"))?),
+            false => None,
+        };
+        let (request, hash) = match &signing {
+            Some(_) => hashed(request).await?,
+            None => (request.map(boxed), None),
+        };
+        let JudgedRequest { request, used } = self.judge(request, hash.as_deref())?;
         let sent = self.upstream.send(request).await;
+        drop(signing);
         let mut response = sent.map_err(|error| {
             Denial::unreachable(format!("its host broke off: {}", fit_to_show(&error.to_string())))
         })?;
@@ -257,12 +272,12 @@ impl Session {
                 program.ok_or_else(|| Denial::unreachable("its host changed the protocol unasked"))?;
             *self.upgraded.borrow_mut() = Some([program, hyper::upgrade::on(&mut response)]);
         }
-        let values = used.iter().filter_map(|secret| secret.value_for(&self.target).ok());
-        masked(response, Mask::of(values))
+        let values: Vec<Vec<u8>> = used.iter().flat_map(|secret| secret.masked_values(&self.target)).collect();
+        masked(response, Mask::of(values.iter().map(Vec::as_slice)))
     }
 
     /// Judges a request and records the decision.
-    fn judge(&self, request: Request<Incoming>) -> Result<JudgedRequest, Denial> {
+    fn judge(&self, request: Request<AnyBody>, body_hash: Option<&str>) -> Result<JudgedRequest, Denial> {
         let (mut parts, body) = request.into_parts();
         let Host::Name(name) = &self.target.host else {
             return Err(Denial::forbidden("its connection has no name"));
@@ -278,7 +293,7 @@ impl Session {
         let permit = permit.map_err(Denial::forbidden)?;
         let secrets = Rc::clone(&self.proxy.secrets.borrow());
         let mut injector = Injector::new(&secrets, &self.target);
-        injector.rewrite(&mut parts, &permit)?;
+        injector.rewrite(&mut parts, &permit, body_hash)?;
         let mut used = std::mem::take(&mut injector.used);
         let replaced = match body.is_end_stream() {
             true => Vec::new(),
@@ -297,7 +312,7 @@ impl Session {
         let decision = Decision::allowed(&self.target.to_string(), &why);
         self.proxy.record(decision).map_err(|error| Denial::unrecorded(&error))?;
         let body: AnyBody = match replaced.is_empty() {
-            true => boxed(body),
+            true => body,
             false => {
                 // Values are longer or shorter than placeholders.
                 parts.headers.remove(header::CONTENT_LENGTH);
@@ -311,6 +326,20 @@ impl Session {
         };
         Ok(JudgedRequest { request: Request::from_parts(parts, body), used })
     }
+}
+
+/// Reads a whole body, and returns its hash for a signature.
+async fn hashed(request: Request<Incoming>) -> Result<(Request<AnyBody>, Option<String>), Denial> {
+    let (parts, body) = request.into_parts();
+    let whole = Limited::new(body, SIGNED_BODY_LEN_MAX).collect().await;
+    let whole = whole.map_err(|_| Denial::forbidden("its body is too large for a signature, or broke off"))?;
+    let whole = whole.to_bytes();
+    let hash = sigv4::body_hash(&whole);
+    Ok((Request::from_parts(parts, whole_body(whole)), Some(hash)))
+}
+
+fn whole_body(bytes: Bytes) -> AnyBody {
+    Box::pin(Full::new(bytes).map_err(|never: Infallible| -> BodyError { match never {} }))
 }
 
 /// The secrets that may stand in a body for a target, with their values.
@@ -343,16 +372,11 @@ fn masked(response: Response<Incoming>, mask: Mask) -> Result<Response<AnyBody>,
 }
 
 fn boxed(body: Incoming) -> AnyBody {
-    use http_body_util::BodyExt;
     Box::pin(body.map_err(Into::into))
 }
 
 fn refusal(shown: &str, denial: &Denial) -> Response<AnyBody> {
-    use http_body_util::BodyExt;
-    let text = Bytes::from(explanation(shown, denial));
-    let mut response = Response::new(Box::pin(
-        Full::new(text).map_err(|never: Infallible| -> BodyError { match never {} }),
-    ) as AnyBody);
+    let mut response = Response::new(whole_body(explanation(shown, denial).into()));
     *response.status_mut() = StatusCode::from_u16(denial.status).unwrap_or(StatusCode::FORBIDDEN);
     let plain = header::HeaderValue::from_static("text/plain");
     response.headers_mut().insert(header::CONTENT_TYPE, plain);

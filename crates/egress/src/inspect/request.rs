@@ -13,6 +13,7 @@ use hyper::{
 };
 use proto::egress::{RequestPermit, RequestTarget, fit_to_show};
 
+use super::sigv4;
 use crate::{
     http_head::METHOD_OVERRIDES,
     refusal::Denial,
@@ -32,6 +33,8 @@ pub struct Injector<'a> {
     target: &'a Target,
     /// The secrets whose values the request has.
     pub used: Vec<Rc<Secret>>,
+    /// The key of AWS with which the request is signed anew.
+    signer: Option<Rc<Secret>>,
 }
 
 /// Checks that a request is for the target, and returns its authority as the host gets it.
@@ -69,11 +72,17 @@ pub fn request_target(parts: &request::Parts) -> Result<RequestTarget<'_>, Denia
 
 impl<'a> Injector<'a> {
     pub fn new(secrets: &'a SecretTable, target: &'a Target) -> Self {
-        Self { secrets, target, used: Vec::new() }
+        Self { secrets, target, used: Vec::new(), signer: None }
     }
 
     /// Writes the head that the host gets: the headers of the rule, the values of secrets, nothing of the connection.
-    pub fn rewrite(&mut self, parts: &mut request::Parts, permit: &RequestPermit) -> Result<(), Denial> {
+    /// `body_hash` is the hash of the body, if a signature needs it.
+    pub fn rewrite(
+        &mut self,
+        parts: &mut request::Parts,
+        permit: &RequestPermit,
+        body_hash: Option<&str>,
+    ) -> Result<(), Denial> {
         for name in NOT_PASSED {
             parts.headers.remove(*name);
         }
@@ -97,7 +106,14 @@ impl<'a> Injector<'a> {
             parts.headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         }
         parts.uri = self.uri(&parts.uri, parts.version)?;
-        Ok(())
+        // The signature covers the head as it goes out.
+        match self.signer.take() {
+            Some(secret) => {
+                let value = secret.value_for(self.target).map_err(Denial::forbidden)?;
+                sigv4::sign(parts, self.target, value, body_hash)
+            }
+            None => Ok(()),
+        }
     }
 
     fn header(&mut self, name: &HeaderName, value: &HeaderValue) -> Result<HeaderValue, Denial> {
@@ -109,6 +125,11 @@ impl<'a> Injector<'a> {
         if !has_placeholder(value.as_bytes()) {
             return Ok(value.clone());
         }
+        if let Some(secret) = self.aws_key(name, value.as_bytes()) {
+            self.note(&secret);
+            self.signer = Some(secret);
+            return Ok(value.clone());
+        }
         let text = self.replace(
             value.as_bytes(),
             |secret| secret.is_for_header(name.as_str()),
@@ -116,6 +137,18 @@ impl<'a> Injector<'a> {
         )?;
         check_replaced(&text, &format!("the header {name}"))?;
         sensitive(&text)
+    }
+
+    /// The key of AWS whose placeholder is in a signature or in a session token.
+    fn aws_key(&self, name: &HeaderName, value: &[u8]) -> Option<Rc<Secret>> {
+        let is_token = *name == sigv4::TOKEN;
+        if !is_token && !(*name == header::AUTHORIZATION && sigv4::is_signature(value)) {
+            return None;
+        }
+        let named = |secret: &&Rc<Secret>| {
+            secret.fields.sigv4 && memchr::memmem::find(value, secret.placeholder.as_bytes()).is_some()
+        };
+        self.secrets.iter().find(named).cloned()
     }
 
     /// The header of a user and a password, if a placeholder is in it.
@@ -304,7 +337,7 @@ mod tests {
         let target = target();
         let mut parts = parts(request.header("host", "api.test"));
         let mut injector = Injector::new(&secrets, &target);
-        injector.rewrite(&mut parts, permit)?;
+        injector.rewrite(&mut parts, permit, None)?;
         let used = injector.used.iter().map(|secret| secret.name.clone()).collect();
         Ok((parts, used))
     }
@@ -338,6 +371,24 @@ mod tests {
         );
         let (parts, used) = rewritten(Request::get("/").header("accept-encoding", "gzip"), &none).unwrap();
         assert_eq!((parts.headers["accept-encoding"].as_bytes(), used.len()), (&b"gzip"[..], 0));
+    }
+
+    #[test]
+    fn a_signature_of_aws_is_made_with_the_real_key() {
+        let aws = secret("aws", &["**.amazonaws.test"], SecretFields { sigv4: true, ..fields(&[]) });
+        let secrets = table(vec![aws]);
+        let sign = |host: &str| {
+            let target = Target { host: Host::Name(host.into()), port: 443 };
+            let held = "AWS4-HMAC-SHA256 Credential=aws-palph0aaaa/20260101/eu-west-1/s3/aws4_request, \
+                        SignedHeaders=host;x-amz-date, Signature=00";
+            let request = Request::get("/").header("host", host).header("x-amz-date", "20260101T000000Z");
+            let mut parts = parts(request.header("authorization", held));
+            Injector::new(&secrets, &target).rewrite(&mut parts, &RequestPermit::default(), Some("00"))
+        };
+        // The value of the secret in tests has no colon, so it is no key.
+        let why = sign("s3.amazonaws.test").unwrap_err().why;
+        assert!(why.contains("no `ID:SECRET`"), "{why}");
+        assert!(sign("evil.io").unwrap_err().why.contains("does not belong to"));
     }
 
     #[test]

@@ -2,7 +2,6 @@
 
 use std::{fs::File, io::Write, sync::Arc};
 
-use http_body_util::BodyExt;
 use hyper::Method;
 use proto::egress::{AuthorityOrder, EgressRule, Flush, Policy, SecretFields};
 use rustls::{

@@ -39,6 +39,9 @@ pub struct SecretFields {
     /// The body.
     #[serde(default, skip_serializing_if = "is_false")]
     pub body: bool,
+    /// Signatures of AWS (SigV4), which are made anew: the secret is a key of AWS, `ID:SECRET` or JSON.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub sigv4: bool,
 }
 
 fn is_false(value: &bool) -> bool {
