@@ -113,6 +113,9 @@ fn write_all() {
     put("egress_hello", "hello", &[2, 5, 9], HELLO);
     put("egress_first", "hello", &[2, 5, 9], HELLO);
     put("egress_first", "request", &[2, 5, 9], REQUEST);
+    put("egress_request", "judged", &[2, 5, 9], b"GET a.test/repos/**\nGET\n/repos/x\nx-api-key\nBearer palph0a");
+    put("egress_request", "signed", &[2, 5, 9], b"a.test\nGET\n/?k=palph0a\nauthorization\nAWS4-HMAC-SHA256 Credential=palph0b/1/2/s3/aws4_request, SignedHeaders=x-amz-date, Signature=0");
+    put("egress_request", "masked", &[2, 5, 9], b"xabcabdxYWJjYWJkx616263616264x");
     put("egress_http", "request", &[2, 5, 9], REQUEST.trim_ascii_end());
     put("egress_http", "url", &[0], b"GET http://a.test:80/x?y HTTP/1.0\r\nHost: a.test\r\nRange: bytes=1-");
     put("egress_http", "chunks", &[2, 5, 9], b"5\r\nhello\r\n0\r\nx: y\r\n\r\n");

@@ -2,7 +2,10 @@
 
 use std::net::IpAddr;
 
-use proto::egress::{Permit, Protocol};
+use proto::egress::{
+    EgressSecret, PLACEHOLDER_MARK, Permit, Policy, Protocol, RequestPermit, RequestTarget, SecretFields,
+};
+use vault::SealKey;
 
 use crate::{
     client_hello::{HELLO_LEN_MAX, HelloReader},
@@ -10,6 +13,8 @@ use crate::{
     first_bytes::{FirstBytes, FirstBytesVerdict},
     http_body::{BodyLength, BodyReader},
     http_head::HttpRequest,
+    inspect::{Injector, Mask, Rewrite},
+    secrets::{SecretTable, has_placeholder},
     target::{Host, Target},
 };
 
@@ -52,9 +57,9 @@ pub fn http_head(head: &[u8]) {
         return;
     }
     for protocol in [Protocol::Http, Protocol::PlainHttp] {
-        let permit = Permit { protocol, private: false, rule: String::new() };
+        let permit = Permit { protocol, private: false, inspect: false, rule: String::new() };
         let Ok(body) = request.check_protocol(&permit) else { continue };
-        let sent = request.for_host(&target(), &permit, body);
+        let sent = request.for_host(&target(), &permit, body, &Default::default());
         let Some(again) =
             sent.strip_suffix("\r\n\r\n").and_then(|sent| HttpRequest::parse(sent.as_bytes()).ok())
         else {
@@ -96,6 +101,68 @@ pub fn first_bytes(stream: &[u8], pieces: &[&[u8]]) {
     let is_denied = |verdict: &FirstBytesVerdict| matches!(verdict, FirstBytesVerdict::Deny(_));
     let (whole, cut) = (read(&[stream]), read(pieces));
     assert!(stream.len() > HELLO_LEN_MAX || is_denied(&whole) == is_denied(&cut), "{whole:?} {cut:?}");
+}
+
+/// A rule and a request: a path that a rule with conditions takes has no other reading.
+pub fn rule(rule: &str, method: &str, path: &str) {
+    let target = RequestTarget { method, path };
+    if target.check_one_reading().is_ok() {
+        assert!(!path.contains("..") || !path.split('/').any(|part| part == ".."), "{path:?}");
+        assert!(!path.to_ascii_lowercase().contains("%2e") && !path.contains('\\'), "{path:?}");
+    }
+    let Ok(policy) = Policy::parse(&[rule]) else { return };
+    let judged = policy.judge_request("a.test", 443, &target);
+    if judged.is_ok() {
+        assert!(policy.judge_name("a.test", 443).is_ok(), "{rule:?}");
+        let has_path = rule.contains('/') && !rule.contains("/**");
+        assert!(!has_path || target.check_one_reading().is_ok(), "{rule:?} {path:?}");
+    }
+}
+
+/// The head of a request: no placeholder of a secret leaves in it, and no value that its fields do not name.
+pub fn request(header: &str, value: &[u8], path: &str) {
+    let Ok(key) = SealKey::generate() else { return };
+    let secret = |name: &str, fields: SecretFields| EgressSecret {
+        name: name.into(),
+        placeholder: format!("{PLACEHOLDER_MARK}{name}"),
+        hosts: vec!["a.test:80".into()],
+        fields,
+        sealed: key.seal(&format!("secret {name}"), b"AKID:the-secret-value").unwrap_or_default(),
+    };
+    let headers = SecretFields { headers: vec!["x-api-key".into()], ..SecretFields::default() };
+    let signing = SecretFields { sigv4: true, ..SecretFields::default() };
+    let secrets = [secret("a", headers), secret("b", signing)];
+    let secrets = SecretTable::open(&secrets, Some(&key));
+    let Ok(built) = hyper::Request::get(path).header(header, value).header("x-amz-date", "1").body(()) else {
+        return;
+    };
+    let mut parts = built.into_parts().0;
+    let target = target();
+    let mut injector = Injector::new(&secrets, &target);
+    if injector.rewrite(&mut parts, &RequestPermit::default(), Some("00")).is_err() {
+        return;
+    }
+    for (name, value) in &parts.headers {
+        assert!(!has_placeholder(value.as_bytes()), "{name}: {value:?}");
+        let has_value = memchr::memmem::find(value.as_bytes(), b"the-secret-value").is_some();
+        assert!(!has_value || name == "x-api-key" || name == header, "{name}: {value:?}");
+    }
+    assert!(!has_placeholder(parts.uri.to_string().as_bytes()), "{}", parts.uri);
+}
+
+/// An answer in two cuts: no form of a value is in it.
+pub fn mask(stream: &[u8], pieces: &[&[u8]]) {
+    let value: &[u8] = b"abcabd";
+    let mask = Mask::of([value]);
+    for pieces in [&[stream][..], pieces] {
+        let (mut out, mut held) = (Vec::new(), Vec::new());
+        for (at, piece) in pieces.iter().enumerate() {
+            held.extend_from_slice(piece);
+            out.append(&mut mask.rewrite(&mut held, at + 1 == pieces.len()));
+        }
+        assert_eq!(out.len(), stream.len());
+        assert!(memchr::memmem::find(&out, value).is_none());
+    }
 }
 
 /// An address: its spelling as IPv6 is judged like itself.

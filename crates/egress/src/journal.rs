@@ -15,7 +15,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use proto::egress::{Decision, DecisionKind, Flush, SpoolLine};
+use proto::egress::{Decision, DecisionKind, Flush, SpoolLine, WAITS};
 
 /// Most different targets that one process allows; further ones are refused.
 const ALLOWED_MAX: usize = 4096;
@@ -74,7 +74,7 @@ impl Journal {
     pub fn record_question(&mut self, to: &str, rule: &str) -> io::Result<()> {
         self.append(
             DecisionKind::Asked,
-            &Decision::denied(to, &format!("the rule `{rule}` waits for a decision")),
+            &Decision::denied(to, &format!("the rule `{rule}` {WAITS}")),
         )
     }
 

@@ -33,11 +33,12 @@ use rustls::pki_types::ServerName;
 use tokio::{io::AsyncWriteExt, net::TcpStream, sync::Notify, time::timeout};
 use tokio_rustls::{LazyConfigAcceptor, StartHandshake, TlsConnector};
 
-pub use self::{sigv4::parts_of_key, tls::Certificates};
+#[cfg(feature = "fuzzing")]
+pub use self::body::Rewrite;
+pub use self::{mask::Mask, request::Injector, sigv4::parts_of_key, tls::Certificates};
 use self::{
     body::{AnyBody, BodyError, Replacements, RewrittenBody},
-    mask::Mask,
-    request::{Injector, check_authority, request_target},
+    request::{check_authority, request_target},
     tasks::ConnectionTasks,
     upstream::Upstream,
 };

@@ -15,6 +15,8 @@ use std::{
 };
 
 use proto::{
+    egress::CERTIFICATES,
+    guest::EGRESS_DIR,
     launch::{SeedEntry, area_dir},
     spec::Access,
     vm::{GuestArea, GuestSetup, LAYERS_MAX, PACK, ROOT_UPPER, SharedDir},
@@ -261,6 +263,10 @@ fn place_seeds(upper: &Path, seed: &SeedEntry) -> io::Result<()> {
             .and_then(|()| chown(&place, Some(*owner), Some(*owner))),
         SeedEntry::Link { target, .. } => symlink(target, &place),
         SeedEntry::File { contents, .. } => {
+            // The authority of an earlier run is no longer one.
+            if is_certificates(&inside) {
+                let _ = fs::remove_file(&place);
+            }
             let file = fs::File::options().write(true).create_new(true).open(&place);
             file.and_then(|mut file| io::Write::write_all(&mut file, contents.as_bytes()))
                 .and_then(|()| fs::set_permissions(&place, fs::Permissions::from_mode(0o644)))
@@ -270,6 +276,11 @@ fn place_seeds(upper: &Path, seed: &SeedEntry) -> io::Result<()> {
                 .map_err(io::Error::from)
         }
     })
+}
+
+/// Whether a path of the root is the file of certificates that programs trust.
+fn is_certificates(inside: &str) -> bool {
+    Path::new("/").join(inside) == Path::new(EGRESS_DIR).join(CERTIFICATES)
 }
 
 fn seed_path(seed: &SeedEntry) -> &str {
