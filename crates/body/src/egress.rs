@@ -42,8 +42,8 @@ use serde::{Deserialize, Serialize};
 
 /// The directory in the data directory that holds one entry for each Body with an egress policy.
 pub const EGRESS: &str = "egress";
-/// The certificates that programs of the Body trust.
-pub const CERTIFICATES: &str = "certificates.pem";
+/// The certificates that programs of the Body trust, in the part that it sees.
+pub use proto::egress::CERTIFICATES;
 const DRAINED: &str = "drained";
 /// How much of a spool is read at once: well over the longest line, and its events fit into one append.
 const READ_LEN: u64 = 64 << 10;
@@ -98,13 +98,16 @@ impl EgressDir {
         self.path.join(SHARED)
     }
 
-    /// Creates the directory, with a copy of these certificates.
-    pub fn prepare(&self, certificates: Option<&Path>) -> io::Result<()> {
+    /// Creates the directory, with a copy of these certificates and the Body's own root certificate behind them.
+    pub fn prepare(&self, certificates: Option<&Path>, root: &str) -> io::Result<()> {
         // The Body's ids differ from ours and must be able to read it.
         fs::DirBuilder::new().recursive(true).mode(0o755).create(self.shared())?;
         if let Some(bundle) = certificates {
             let place = self.shared().join(CERTIFICATES);
-            fs::copy(bundle, &place)?;
+            let mut trusted = fs::read(bundle)?;
+            trusted.extend_from_slice(b"\n");
+            trusted.extend_from_slice(root.as_bytes());
+            sys::fd::write_whole(&place, &trusted)?;
             fs::set_permissions(&place, fs::Permissions::from_mode(0o644))?;
         }
         Ok(())
@@ -319,10 +322,10 @@ mod tests {
     fn a_control_message_is_answered_also_while_the_proxy_restarts() {
         let top = std::env::temp_dir().join(format!("palisade-control-{}", std::process::id()));
         let dir = EgressDir::of(&top.join("long/".repeat(24)), &"b1".parse().unwrap());
-        dir.prepare(None).unwrap();
+        dir.prepare(None, "").unwrap();
         assert!(dir.path().join(CONTROL).as_os_str().len() > 107 && !dir.has_orders());
         let rules = vec![EgressRule::allow("pypi.org:443")];
-        let orders = EgressOrders { rules, generation: 2, flush: Flush::Kernel };
+        let orders = EgressOrders::new(rules, 2, Flush::Kernel);
         dir.write_orders(&orders).unwrap();
         assert!(dir.has_orders());
         let server = dir.clone();
@@ -351,7 +354,7 @@ mod tests {
         let body: BodyId = "b1".parse().unwrap();
         let dir = EgressDir::of(&data, &body);
         assert!(dir.drain().unwrap().is_none(), "no spool, no line");
-        dir.prepare(None).unwrap();
+        dir.prepare(None, "").unwrap();
         let mut spool = File::options().append(true).create(true).open(dir.path().join(SPOOL)).unwrap();
         let ((one, first), (two, second)) = (line("a.test:443"), line("b.test:443"));
         spool.write_all(b"\n").unwrap();

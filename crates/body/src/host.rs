@@ -208,6 +208,7 @@ impl HostRoot {
         )
     }
 
+    /// Whether the Body sees this directory of the host.
     pub fn has(&self, at: &str) -> bool {
         self.shown.iter().any(|(name, _)| *name == at)
     }

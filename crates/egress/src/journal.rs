@@ -72,10 +72,7 @@ impl Journal {
 
     /// Records that a connection waits for a decision.
     pub fn record_question(&mut self, to: &str, rule: &str) -> io::Result<()> {
-        self.append(
-            DecisionKind::Asked,
-            &Decision::denied(to, &format!("the rule `{rule}` {WAITS}")),
-        )
+        self.append(DecisionKind::Asked, &Decision::denied(to, &format!("the rule `{rule}` {WAITS}")))
     }
 
     /// Changes when further decisions count as recorded.

@@ -21,18 +21,19 @@ use proto::{
     BodyId, Draft, Enforcement, Failure, Kind, Layer, Limits, Spec,
     event_data::{BodyCreated, BodyFailed, BodyStarted, LeaseTerms},
     launch::RunRecord,
-    spec::{BodyRole, Ids, Life, Mount, Network, PublicSpec},
+    spec::{BodyRole, Egress, Ids, Life, Mount, Network, PublicSpec},
 };
 
 use crate::{
     BodyView, Create, Fleet, Lease, OwnedBody, Status,
     blocking::run_blocking,
     drivers::DEFAULT_LAYER,
-    egress::proxy_env,
     failures, mounts,
     names::Names,
+    network::check as check_rules,
     place::BodyPlace,
     pool::{PoolKey, PoolOrder},
+    secrets::add_grant,
     templates::{ResolvedTemplate, start::ReadyWait},
     work::StepRunner,
 };
@@ -158,13 +159,19 @@ impl Creator<'_> {
             .transpose()?;
         let origin = origin(template.snapshot, request.start_mode());
         let limits = driver.limits(&request.limits, request.life, &origin)?;
-        let proxy = if request.egress.is_some() && request.role == BodyRole::Work {
-            proxy_env()
-        } else {
-            BTreeMap::new()
-        };
+        let is_work = request.role == BodyRole::Work;
+        let secrets = request.secrets.iter().filter(|_| is_work);
+        let secrets = secrets.map(|name| self.fleet.secrets().find(name)).collect::<Result<Vec<_>, _>>()?;
+        let mut egress = request.egress.or_else(|| (!secrets.is_empty()).then(Egress::default));
+        let proxy = if egress.is_some() && is_work { self.fleet.egress().env() } else { BTreeMap::new() };
         let known = self.fleet.env.clone().into_iter().chain(proxy);
-        let env = known.chain(settings.env).chain(request.env).collect();
+        let mut env: BTreeMap<String, String> = known.chain(settings.env).collect();
+        secrets.iter().flat_map(|record| &record.env).for_each(|name| drop(env.remove(name)));
+        env.extend(request.env);
+        if let Some(egress) = &mut egress {
+            secrets.iter().try_for_each(|record| add_grant(egress, &mut env, record))?;
+            check_rules(&egress.all_rules())?;
+        }
         check_env(&env)?;
         let mounts = request
             .mounts
@@ -195,7 +202,7 @@ impl Creator<'_> {
             workdir,
             user: request.user.or(settings.user).unwrap_or_else(|| "user".into()),
             network: Network::Closed,
-            egress: request.egress,
+            egress,
             role: request.role,
             life: request.life,
             ids: Ids { users: Vec::new(), groups: Vec::new() },

@@ -63,6 +63,7 @@ pub fn open(config: FleetConfig, ahead: Prestart, drivers: &[DriverMaker<'_>]) -
         log: Log::new(&data, config.durability),
         data,
         env: Default::default(),
+        host_variables: |_| None,
         key,
         records,
         launch_context: maker,

@@ -8,20 +8,26 @@
 //! Invariant: each line of a spool becomes exactly one event, even if a `pal` is killed while it imports the line.
 //! Invariant: the directory of a proxy is removed only after its last line is in the log.
 
-use std::{collections::BTreeMap, fs, path::Path};
+use std::{
+    collections::BTreeMap,
+    fs,
+    os::unix::fs::DirBuilderExt,
+    path::{Path, PathBuf},
+};
 
 use body::egress::{CERTIFICATES, EgressDir, Position};
 use proto::{
     BodyId, Draft, Event, EventData, Failure, Kind, Spec,
-    egress::{Decision, DecisionKind, EgressOrders, EgressRule, Policy, SpoolLine},
-    event_data::{DecodedEvent, NetworkAllowed, NetworkCounted, NetworkDenied, NetworkNamed},
-    spec,
+    egress::{Decision, DecisionKind, EgressOrders, EgressRule, EgressSecret, ORDERS, Policy, SpoolLine},
+    event_data::{DecodedEvent, NetworkAllowed, NetworkAsked, NetworkCounted, NetworkDenied, NetworkNamed},
+    spec::{self, BodyRole},
 };
 use store::EventQuery;
 
 use crate::{
     Fleet, Log,
     network::{check, names_hosts},
+    secrets::BodyAuthority,
 };
 
 /// Paths at which distributions keep the bundle of trusted certificates.
@@ -51,12 +57,13 @@ pub fn check_rules(allow: &[String]) -> Result<(), Failure> {
     }
 }
 
-/// The bundle of certificates that this host trusts. If the host has none, programs use the bundle in the Body's own
-/// root.
-fn find_bundle() -> Option<&'static Path> {
-    let fits =
-        |path: &&str| fs::metadata(path).is_ok_and(|about| about.is_file() && about.len() <= BUNDLE_LEN_MAX);
-    BUNDLES.iter().copied().find(fits).map(Path::new)
+/// The bundle of certificates that this host trusts: the one that its user chose, or the distribution's. If the host has
+/// none, programs use the bundle in the Body's own root.
+fn find_bundle(chosen: Option<PathBuf>) -> Option<PathBuf> {
+    let fits = |path: &PathBuf| {
+        fs::metadata(path).is_ok_and(|about| about.is_file() && about.len() <= BUNDLE_LEN_MAX)
+    };
+    chosen.into_iter().chain(BUNDLES.iter().map(PathBuf::from)).find(fits)
 }
 
 /// The egress policy for the Bodies of one preparation or build, and the denials that they met.
@@ -64,6 +71,8 @@ fn find_bundle() -> Option<&'static Path> {
 pub(crate) struct EgressSession {
     /// The policy, as it appears in the spec of each Body.
     pub spec: spec::Egress,
+    /// The bundle of certificates that this host trusts.
+    bundle: Option<PathBuf>,
     /// The denials since the session began, without duplicates.
     pub denied: Vec<EgressDenial>,
     /// Position in the log of the last event that was examined.
@@ -95,6 +104,7 @@ impl EgressProxies<'_> {
         check_rules(&allow)?;
         Ok(EgressSession {
             spec: spec::Egress { allow, ..spec::Egress::default() },
+            bundle: self.bundle(),
             denied: Vec::new(),
             pos: self.fleet.log().last_pos()?,
         })
@@ -105,24 +115,59 @@ impl EgressProxies<'_> {
         if spec.egress.is_none() {
             return Ok(());
         }
-        let orders = self.orders(spec);
-        check(&orders.rules)?;
-        let dir = self.dir(&spec.id);
-        dir.prepare(find_bundle()).and_then(|()| dir.write_orders(&orders)).map_err(|error| {
+        let cannot = |error: std::io::Error| {
             Failure::new(Kind::Host, "cannot prepare the Body's egress proxy")
                 .because(error)
                 .hint("make room: pal gc")
-        })
+        };
+        let dir = self.dir(&spec.id);
+        fs::DirBuilder::new().recursive(true).mode(0o755).create(dir.path()).map_err(cannot)?;
+        let authority = self.authority(spec)?;
+        let orders = self.orders(spec, &[])?;
+        check(&orders.rules)?;
+        dir.prepare(self.bundle().as_deref(), &authority.certificate).map_err(cannot)?;
+        dir.write_orders(&orders).map_err(cannot)
     }
 
-    /// The orders of a Body's egress proxy.
-    pub(crate) fn orders(&self, spec: &Spec) -> EgressOrders {
+    /// The orders of a Body's egress proxy. `kept` has the secrets of a proxy that runs: those whose source cannot be read
+    /// now stay as they are.
+    pub(crate) fn orders(&self, spec: &Spec, kept: &[EgressSecret]) -> Result<EgressOrders, Failure> {
         let egress = spec.egress.clone().unwrap_or_default();
-        EgressOrders {
-            rules: egress.all_rules(),
-            generation: egress.generation,
-            flush: self.fleet.launch_context.flush,
+        let key = self.fleet.secrets().key()?;
+        let secrets = self.fleet.secrets().for_process(&egress.secrets, kept, &key)?;
+        let flush = self.fleet.launch_context.flush;
+        let orders =
+            EgressOrders { secrets, ..EgressOrders::new(egress.all_rules(), egress.generation, flush) };
+        let authority = self.authority(spec)?.sign(&orders, &key)?;
+        Ok(EgressOrders { authority, ..orders })
+    }
+
+    /// The orders that the Body's egress proxy has; none without a proxy.
+    pub(crate) fn current_orders(&self, id: &BodyId) -> Option<EgressOrders> {
+        serde_json::from_slice(&fs::read(self.dir(id).path().join(ORDERS)).ok()?).ok()
+    }
+
+    fn authority(&self, spec: &Spec) -> Result<BodyAuthority, Failure> {
+        BodyAuthority::read_or_create(self.dir(&spec.id).path(), &spec.id, &self.fleet.secrets().key()?)
+    }
+
+    /// The policy of a Body that gets one now, and the environment with the variables of the proxy.
+    pub(crate) fn with_policy(&self, spec: &Spec) -> (spec::Egress, BTreeMap<String, String>) {
+        let mut env = spec.env.clone();
+        if spec.egress.is_none() && spec.role == BodyRole::Work {
+            // Programs find the proxy by these variables from the next start on.
+            env = self.env().into_iter().chain(env).collect();
         }
+        (spec.egress.clone().unwrap_or_default(), env)
+    }
+
+    /// The environment variables of Bodies with an egress policy.
+    pub(crate) fn env(&self) -> BTreeMap<String, String> {
+        proxy_env(self.bundle().as_deref())
+    }
+
+    fn bundle(&self) -> Option<PathBuf> {
+        find_bundle((self.fleet.host_variables)("SSL_CERT_FILE").map(PathBuf::from))
     }
 
     fn dir(&self, id: &BodyId) -> EgressDir {
@@ -205,6 +250,7 @@ fn spool_end(event: &Event) -> Option<u64> {
         DecodedEvent::Known(EventData::NetworkAllowed(NetworkAllowed { spool, .. }))
         | DecodedEvent::Known(EventData::NetworkDenied(NetworkDenied { spool, .. }))
         | DecodedEvent::Known(EventData::NetworkCounted(NetworkCounted { spool, .. }))
+        | DecodedEvent::Known(EventData::NetworkAsked(NetworkAsked { spool, .. }))
         | DecodedEvent::Known(EventData::NetworkNamed(NetworkNamed { spool, .. })) => spool,
         _ => None,
     }
@@ -222,6 +268,7 @@ fn draft(id: &BodyId, end: u64, line: SpoolLine) -> Draft {
         (DecisionKind::Allowed | DecisionKind::Named, _) => {
             NetworkAllowed { to, allowed, why, decided_at, spool }.into()
         }
+        (DecisionKind::Asked, _) => NetworkAsked { to, allowed, why, decided_at, spool }.into(),
         (DecisionKind::Denied, _) => NetworkDenied { to, allowed, why, decided_at, spool }.into(),
         (DecisionKind::Counted, _) => {
             NetworkCounted { to, allowed, why, count: count.unwrap_or(1), decided_at, spool }.into()
@@ -246,13 +293,13 @@ impl EgressSession {
         let policy = Policy::new(&self.spec.all_rules()).unwrap_or_default();
         let skipped = DOWNLOADS.iter().filter(|(host, ..)| !policy.resolves(host));
         let skipped = skipped.map(|(_, name, value)| ((*name).to_owned(), (*value).to_owned()));
-        proxy_env().into_iter().chain(skipped).collect()
+        proxy_env(self.bundle.as_deref()).into_iter().chain(skipped).collect()
     }
 }
 
 /// The environment variables of Bodies with an egress policy: they point programs to the proxy, which explains a denial
-/// in its answer, and to the certificates that this host trusts.
-pub(crate) fn proxy_env() -> BTreeMap<String, String> {
+/// in its answer, and to the certificates that they may trust, if this host has a bundle of them.
+pub(crate) fn proxy_env(bundle: Option<&Path>) -> BTreeMap<String, String> {
     let proxy = format!("http://127.0.0.1:{}", proto::guest::EGRESS_PORT);
     let names = [
         "http_proxy",
@@ -286,7 +333,7 @@ pub(crate) fn proxy_env() -> BTreeMap<String, String> {
     env.extend(quiet.map(|(name, value)| (name.to_owned(), value.to_owned())));
     // Programs reach servers inside the Body without the proxy.
     env.extend(["no_proxy", "NO_PROXY"].map(|name| (name.to_owned(), "localhost,127.0.0.1,::1".to_owned())));
-    if find_bundle().is_some() {
+    if bundle.is_some() {
         let bundle = format!("{}/{CERTIFICATES}", proto::guest::EGRESS_DIR);
         let names = [
             "SSL_CERT_FILE",
@@ -298,6 +345,13 @@ pub(crate) fn proxy_env() -> BTreeMap<String, String> {
             "PIP_CERT",
             "YARN_HTTPS_CA_FILE_PATH",
             "BUNDLE_SSL_CA_CERT",
+            "AWS_CA_BUNDLE",
+            "DENO_CERT",
+            "npm_config_cafile",
+            "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH",
+            "CLOUDSDK_CORE_CUSTOM_CA_CERTS_FILE",
+            "PERL_LWP_SSL_CA_FILE",
+            "HTTPLIB2_CA_CERTS",
         ];
         env.extend(names.iter().map(|name| ((*name).to_owned(), bundle.clone())));
     }
@@ -310,10 +364,21 @@ mod tests {
 
     #[test]
     fn programs_find_the_proxy_and_the_servers_of_their_own_body() {
-        let env = proxy_env();
+        let env = proxy_env(Some(Path::new("/etc/bundle.pem")));
         assert_eq!(env["https_proxy"], format!("http://127.0.0.1:{}", proto::guest::EGRESS_PORT));
         assert_eq!(env["no_proxy"], "localhost,127.0.0.1,::1");
-        assert_eq!(env.contains_key("SSL_CERT_FILE"), find_bundle().is_some());
+        assert_eq!(env["SSL_CERT_FILE"], "/run/palisade/certificates.pem");
+        assert!(!proxy_env(None).contains_key("SSL_CERT_FILE"));
+    }
+
+    #[test]
+    fn the_bundle_that_the_user_chose_comes_first() {
+        let chosen = std::env::temp_dir().join(format!("palisade-bundle-{}", std::process::id()));
+        let usual = find_bundle(None);
+        assert_eq!(find_bundle(Some(chosen.clone())), usual, "a file that is not there is passed over");
+        fs::write(&chosen, "certificates").unwrap();
+        assert_eq!(find_bundle(Some(chosen.clone())), Some(chosen.clone()));
+        fs::remove_file(chosen).unwrap();
     }
 
     #[test]

@@ -35,6 +35,7 @@ mod pool;
 mod receipt;
 pub mod records;
 mod request;
+mod secrets;
 mod settings;
 mod shutdown_wait;
 mod snapshots;
@@ -82,12 +83,16 @@ pub use log::Log;
 pub use mounts::mount_warnings;
 pub use names::Names;
 pub use network::{
-    NetworkProposal, NetworkRequest, NetworkState, PolicyChange, PolicyChanger, PolicyForce, PolicyVerdict,
-    Preset, RuleReach, WantedTarget, allowing_command, allowing_target, judge_target, network_warnings,
-    registries, rule_reach,
+    GrantedSecret, NetworkProposal, NetworkRequest, NetworkState, PolicyChange, PolicyChanger, PolicyForce,
+    PolicyVerdict, Preset, RuleReach, WantedTarget, allowing_command, allowing_target, judge_target,
+    network_warnings, registries, rule_reach,
 };
 pub use pool::Pool;
 pub use request::{Create, Disconnect, ExecRequest, Stdin, TtySize};
+pub use secrets::{
+    HostVariables, SERVICES, SecretOrigin, SecretRecord, SecretService, SecretSource, SecretTerms,
+    SecretView, Secrets,
+};
 pub use settings::{Setting, Settings, SettingsRecord};
 pub use snapshots::Snapshots;
 pub use store::{ArtifactRef, Durability, EventOrder, EventQuery, ExecFilter, LogVerdict, clock};
@@ -97,6 +102,7 @@ pub use templates::{
     dockerfile::{Dockerfile, read as read_recipe},
     pack_context,
 };
+pub use vault::Zeroizing;
 pub use view::{
     BodyView, CopyTotals, ExecEnd, GarbageItem, OmittedEntries, OmittedEntry, SnapshotView, Status,
 };
@@ -118,6 +124,9 @@ pub struct Fleet {
     data: PathBuf,
     /// Environment variables of every new Body, unless its template or its request sets them.
     pub env: BTreeMap<String, String>,
+    /// Reads environment variables of this process, for the sources of secrets and for `SSL_CERT_FILE`; none are read
+    /// unless the caller sets it.
+    pub host_variables: HostVariables,
     /// The secret from which tokens are derived.
     key: String,
     log: Log,
@@ -241,6 +250,11 @@ impl Fleet {
     /// The egress proxies of Bodies.
     pub fn egress(&self) -> EgressProxies<'_> {
         EgressProxies { fleet: self }
+    }
+
+    /// The secrets that Bodies may use.
+    pub fn secrets(&self) -> Secrets<'_> {
+        Secrets { fleet: self }
     }
 
     /// The files of Bodies.

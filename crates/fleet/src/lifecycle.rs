@@ -1,6 +1,6 @@
 //! Finds, starts, pauses, stops and removes Bodies.
 
-use std::{fs, io, time::Duration};
+use std::{collections::BTreeMap, fs, io, time::Duration};
 
 use body::{
     BodyDir, GuestClient, ProcessState,
@@ -17,8 +17,8 @@ use proto::{
 };
 
 use crate::{
-    BodyView, Discard, Fleet, Rest, Status, blocking::run_blocking, create::StartOccasion, failures,
-    shutdown_wait,
+    BodyView, Discard, Fleet, OwnedBody, Rest, Status, blocking::run_blocking, create::StartOccasion,
+    failures, secrets::live_variables, shutdown_wait,
 };
 
 /// Whether a running Body may be removed.
@@ -42,6 +42,8 @@ pub(crate) struct ExecTarget {
     /// The Body's processes, if this process created the Body and ends it itself. Then no lookup is needed: if the
     /// Body is gone, the connection to its guest fails.
     pub running: Option<RunRecord>,
+    /// The variables of the Body's secrets.
+    pub secrets: BTreeMap<String, String>,
 }
 
 impl Fleet {
@@ -139,9 +141,12 @@ impl Fleet {
         let known = |spec: &Spec, running: Option<RunRecord>| ExecTarget {
             layer: spec.layer,
             output_max: spec.limits.output.0,
+            secrets: live_variables(spec),
             running: running.filter(|_| spec.life == Life::Run),
         };
-        if let Some(held) = self.supervisors.owned().get(id) {
+        // Another process may have changed the secrets of a Body with a policy.
+        let is_known = |held: &&OwnedBody| held.spec.life == Life::Run || held.spec.egress.is_none();
+        if let Some(held) = self.supervisors.owned().get(id).filter(is_known) {
             return Ok(known(&held.spec, Some(held.running.clone())));
         }
         let spec = read_spec(&self.dir(id)?, id)?;

@@ -23,6 +23,8 @@ pub(crate) const TEMPLATES: Bucket = Bucket::new("templates");
 pub(crate) const BUILDS: Bucket = Bucket::new("builds");
 /// Builds that are requested, running or failed, by template and build.
 pub(crate) const BUILD_JOBS: Bucket = Bucket::new("build-jobs");
+/// Secrets that Bodies may use, by name.
+pub(crate) const SECRETS: Bucket = Bucket::new("secrets");
 /// API keys, by id. The server defines their type.
 pub const KEYS: Bucket = Bucket::new("keys");
 

@@ -43,6 +43,8 @@ pub struct Create {
     pub ports: Vec<u16>,
     /// The egress policy: the names that the Body may reach.
     pub egress: Option<Egress>,
+    /// Names of the secrets that the Body may use, in addition to those of the policy.
+    pub secrets: Vec<String>,
     /// The purpose of the Body.
     pub role: BodyRole,
     /// The working directory of commands.
@@ -74,6 +76,7 @@ impl Create {
             at_start: Vec::new(),
             ports: Vec::new(),
             egress: None,
+            secrets: Vec::new(),
             role: BodyRole::Work,
             workdir: None,
             user: None,

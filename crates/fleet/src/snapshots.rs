@@ -1,6 +1,6 @@
 //! Snapshots of Bodies, and forks from them.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use body::{
     BodyDir,
@@ -410,7 +410,7 @@ impl Snapshots<'_> {
 
 /// The request for a Body from which no effect of its commands gets out.
 fn seal(request: Create) -> Create {
-    let proxy = proxy_env();
+    let proxy = proxy_env(Some(Path::new("")));
     let mut env = request.env;
     // Without a proxy these variables would only confuse programs.
     env.retain(|name, value| proxy.get(name) != Some(value));
@@ -445,6 +445,8 @@ fn fork_of(parent: &Spec, snapshot: String) -> Create {
         ports: Vec::new(),
         // A Body from a snapshot of the parent has no policy; a fork has the one of its parent.
         egress: parent.egress.clone().map(|egress| Egress { generation: 0, ..egress }),
+        // The policy has the secrets of the parent, and the environment their placeholders.
+        secrets: Vec::new(),
         role: BodyRole::Work,
         workdir: parent.workdir.clone(),
         user: Some(parent.user.clone()),
@@ -485,7 +487,7 @@ mod tests {
             "v": 1, "id": "k3v9", "created_at": "2026-01-01T00:00:00Z", "layer": "process", "template": "host",
             "limits": { "memory": 536870912, "cpu_milli": 1000, "pids": 256, "disk": 1073741824, "files": 1024,
                 "inodes": 65536, "output": 1048576, "wall_ms": null }, "user": "user", "network": "closed", "life": "kept",
-            "egress": { "rules": [{ "to": "pypi.org:443" }], "generation": 7 }, "env": proxy_env(),
+            "egress": { "rules": [{ "to": "pypi.org:443" }], "generation": 7 }, "env": proxy_env(None),
             "ids": { "users": [], "groups": [] },
         });
         serde_json::from_value(spec).unwrap()

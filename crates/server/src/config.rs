@@ -9,7 +9,7 @@ use std::{
 };
 
 use bridge::VariableLookup;
-use fleet::{GitIdentity, Image, ImageResolver, PrivateAddresses, RegistryAccess};
+use fleet::{GitIdentity, HostVariables, Image, ImageResolver, PrivateAddresses, RegistryAccess};
 use proto::Failure;
 
 use crate::{ServerBounds, Telemetry, Tls};
@@ -41,6 +41,8 @@ pub struct ServerConfig {
     pub build_allow: Vec<String>,
     /// Environment variables of every new Body, unless its template or its request sets them.
     pub body_env: BTreeMap<String, String>,
+    /// Reads environment variables of the process, for the sources of secrets.
+    pub host_variables: HostVariables,
     /// The OpenTelemetry collector, if there is one.
     pub telemetry: Option<Telemetry>,
     /// The identity and settings of the operator's git, for repositories of this host.
@@ -71,6 +73,8 @@ impl fmt::Debug for AgentConfig {
 pub enum InternetAccess {
     /// They may not: their Bodies reach only themselves.
     Denied,
+    /// They may, to public targets; each connection waits until an admin allows its target.
+    Asked,
     /// They may, to public targets.
     Allowed,
 }
@@ -98,6 +102,7 @@ impl ServerConfig {
             internet: InternetAccess::Denied,
             build_allow: fleet::registries(),
             body_env: BTreeMap::new(),
+            host_variables: |_| None,
             telemetry: None,
             git_identity: GitIdentity {
                 home: "/nonexistent".into(),

@@ -36,6 +36,7 @@ impl Server {
         check_exposure(&config)?;
         let mut fleet = Fleet::open_to_serve(config.fleet.clone())?;
         fleet.env = config.body_env.clone();
+        fleet.host_variables = config.host_variables;
         let mut lock = ServerLock::take(fleet.data())?;
         // A directory that cannot be cleared now, such as on a full disk, is withdrawn and therefore not served.
         if let Err(failure) = fleet.garbage().finish_interrupted() {

@@ -79,6 +79,9 @@ pub struct BodyArgs {
     /// The network.
     #[command(flatten)]
     network: NetworkArgs,
+    /// Let the Body use this secret, which it never sees; may be repeated. `pal secret ls` lists them
+    #[arg(long, value_name = "NAME")]
+    secret: Vec<String>,
     /// Boot a microVM, even if a snapshot of a booted one could be restored
     #[arg(long, alias = "cold")]
     boot: bool,
@@ -120,6 +123,7 @@ impl BodyArgs {
             at_start: Vec::new(),
             ports: Vec::new(),
             egress: None,
+            secrets: self.secret,
             role: proto::spec::BodyRole::Work,
             workdir: self.workdir,
             user: self.user,

@@ -4,6 +4,8 @@ mod agent;
 mod body;
 mod exec;
 mod network;
+mod port;
+mod secret;
 mod serve;
 mod templates;
 pub mod values;
@@ -23,6 +25,8 @@ pub use agent::{
 pub use body::BodyArgs;
 pub use exec::{ExecArgs, RunArgs, ShellArgs, StdioArgs};
 pub use network::{NetArgs, NetCommand, NetWatchArgs, NetworkArgs};
+pub use port::{PortArgs, PortCommand, PortForwardArgs, PortPair};
+pub use secret::{SecretArgs, SecretCommand, SecretSetArgs};
 pub use serve::{KeysArgs, KeysCommand, NewKeyArgs, ServeArgs};
 pub use templates::{ImportArgs, PullArgs, SetupArgs, TemplateArgs, TemplateCommand};
 pub use verbs::{
@@ -176,6 +180,8 @@ pub enum CliCommand {
     Ps(BodyArg),
     Limit(LimitArgs),
     Net(NetArgs),
+    Port(PortArgs),
+    Secret(SecretArgs),
     Logs(LogsArgs),
     Diff(DiffArgs),
     Log(LogArgs),

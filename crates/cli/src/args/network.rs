@@ -20,6 +20,10 @@ pub struct NetworkArgs {
     /// Never let the Body reach this target, whatever allows it; may be repeated
     #[arg(long, value_name = "HOST[:PORTS]", value_parser = target)]
     deny: Vec<String>,
+    /// Let connections to this target, such as '*:*', wait until `pal net allow` or `pal net deny` answers;
+    /// `pal net watch` shows them; may be repeated
+    #[arg(long, value_name = "HOST[:PORTS]", value_parser = target)]
+    ask: Vec<String>,
 }
 
 impl NetworkArgs {
@@ -29,7 +33,8 @@ impl NetworkArgs {
             presets: self.net.clone(),
             allow: self.allow.clone(),
             deny: self.deny.clone(),
-            rules: Vec::new(),
+            ask: self.ask.clone(),
+            ..NetworkRequest::default()
         }
     }
 }
@@ -54,6 +59,10 @@ pub enum NetCommand {
     ///
     /// Example: pal net show k3v9
     Show(BodyArg),
+    /// Let connections to targets wait until `pal net allow` or `pal net deny` answers, for up to two minutes.
+    ///
+    /// Example: pal net ask k3v9 '*:*'
+    Ask(NetChangeArgs),
     /// Allow targets.
     ///
     /// Example: pal net allow k3v9 api.example.org:443 '**.example.net'

@@ -47,7 +47,8 @@ impl FromStr for PortPair {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let number = |text: &str| text.parse::<u16>().map_err(|_| format!("{text:?} is not a port from 0 to 65535"));
+        let number =
+            |text: &str| text.parse::<u16>().map_err(|_| format!("{text:?} is not a port from 0 to 65535"));
         let (inside, local) = text.split_once(':').unwrap_or((text, text));
         let pair = Self { inside: number(inside)?, local: number(local)? };
         if pair.inside == 0 { Err("a port inside a Body is 1 to 65535".into()) } else { Ok(pair) }
@@ -61,7 +62,10 @@ mod tests {
     #[test]
     fn a_pair_has_one_port_or_two() {
         let pair = |text: &str| text.parse::<PortPair>().map(|pair| (pair.inside, pair.local));
-        assert_eq!((pair("8000"), pair("80:0"), pair("80:8080")), (Ok((8000, 8000)), Ok((80, 0)), Ok((80, 8080))));
+        assert_eq!(
+            (pair("8000"), pair("80:0"), pair("80:8080")),
+            (Ok((8000, 8000)), Ok((80, 0)), Ok((80, 8080)))
+        );
         for bad in ["", "0", "x", "80:", ":80", "70000", "1:2:3", "+80x"] {
             assert!(pair(bad).is_err(), "{bad}");
         }

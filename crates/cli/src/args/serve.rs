@@ -45,9 +45,9 @@ pub struct ServeArgs {
     /// in front, without encryption
     #[arg(long = "registry", value_name = "HOST[:PORT]")]
     pub registries: Vec<String>,
-    /// Let keys of scope run, and programs written for E2B, give their Bodies a network of public hosts: allow or
-    /// deny; admin keys always may
-    #[arg(long, value_name = "WHICH", default_value = "deny", value_parser = ["allow", "deny"])]
+    /// Let keys of scope run, and programs written for E2B, give their Bodies a network of public hosts: allow, deny,
+    /// or ask, so that each connection waits until an admin allows its target; admin keys always may
+    #[arg(long, value_name = "WHICH", default_value = "deny", value_parser = ["allow", "ask", "deny"])]
     pub internet: String,
     /// Allow commands of builds to reach this host, too, besides package registries and distribution mirrors;
     /// add `+plain` for plain http, `+private` for a host of your own network

@@ -17,8 +17,10 @@ mod limit;
 mod list;
 mod logs;
 mod net;
+mod port;
 mod ps;
 mod run;
+mod secret;
 mod serve;
 mod snapshot;
 mod store;
@@ -93,6 +95,8 @@ async fn act(
         CliCommand::Inspect(args) => inspect::inspect(&fleet()?, args.body.as_deref(), format),
         CliCommand::Limit(args) => limit::limit(&fleet()?, &args, format).await,
         CliCommand::Net(args) => return net::net(&fleet()?, args.command, format),
+        CliCommand::Port(args) => port::port(fleet()?, args.command, format).await,
+        CliCommand::Secret(args) => secret::secret(&fleet()?, args.command, format),
         CliCommand::Ps(args) => ps::ps(&fleet()?, args.body.as_deref(), format).await,
         CliCommand::Logs(args) => logs::logs(&fleet()?, &args, format),
         CliCommand::Diff(args) => work::diff(&fleet()?, &args, format),
@@ -130,9 +134,10 @@ async fn act(
     .map(|()| 0)
 }
 
-/// A fleet whose new Bodies get the locale of the user.
+/// A fleet whose new Bodies get the locale of the user, and whose secrets may come from the user's environment.
 fn with_env(mut fleet: Fleet) -> Fleet {
     fleet.env = settings::body_env();
+    fleet.host_variables = |name| std::env::var_os(name);
     fleet
 }
 

@@ -5,8 +5,11 @@ use std::time::Duration;
 use fleet::{Fleet, NetworkProposal, NetworkState, PolicyChanger, PolicyForce, allowing_command};
 use proto::{
     BodyId, Event, EventData, Failure,
-    egress::{EgressRule, RuleAction, fit_to_show},
-    event_data::{DecodedEvent, NetworkAllowed, NetworkChanged, NetworkCounted, NetworkDenied, NetworkNamed},
+    egress::{EgressRule, fit_to_show},
+    event_data::{
+        DecodedEvent, NetworkAllowed, NetworkAsked, NetworkChanged, NetworkCounted, NetworkDenied,
+        NetworkNamed,
+    },
     spec::Egress,
     text::visible,
 };
@@ -39,6 +42,10 @@ pub fn net(fleet: &Fleet, command: NetCommand, format: Format) -> Result<u8, Fai
             let rules = Egress { allow: args.targets.clone(), ..Egress::default() };
             fleet::network_warnings(&rules).iter().for_each(|warning| failure::warn(warning, format));
             changed(&changer.allow(&id, &args.targets)?, format)?;
+        }
+        NetCommand::Ask(args) => {
+            let id = fleet.find(&args.body)?.spec.id;
+            changed(&changer.ask(&id, &args.targets)?, format)?;
         }
         NetCommand::Deny(args) => {
             let id = fleet.find(&args.body)?.spec.id;
@@ -92,7 +99,7 @@ fn deferral(state: &NetworkState) -> String {
 fn table(rules: &[EgressRule]) -> Table {
     let mut table = Table::new(&["ACTION", "TO", "WHY"]);
     for rule in rules {
-        let action = if rule.action == RuleAction::Allow { "allow" } else { "deny" };
+        let action = rule.action.name();
         table.row([action, &rule.to, rule.why.as_deref().unwrap_or("-")]);
     }
     table.drop_blank_columns();
@@ -164,6 +171,11 @@ fn text(id: &BodyId, event: &Event) -> String {
             let way = way.map(|command| format!("; allow it: {command}")).unwrap_or_default();
             ("denied", to, format!("{why}{way}"))
         }
+        DecodedEvent::Known(EventData::NetworkAsked(NetworkAsked { to, why, .. })) => {
+            let ways = allowing_command(id, &to, &why);
+            let ways = ways.map(|allow| format!("; {allow}; {}", allow.replacen("allow", "deny", 1)));
+            ("asks", to, format!("{why}{}", ways.unwrap_or_default()))
+        }
         DecodedEvent::Known(EventData::NetworkCounted(NetworkCounted {
             to, allowed, why, count, ..
         })) => {
@@ -175,9 +187,11 @@ fn text(id: &BodyId, event: &Event) -> String {
         DecodedEvent::Known(EventData::NetworkNamed(NetworkNamed { to, address, .. })) => {
             ("named", to, format!("{address} stands for it"))
         }
-        DecodedEvent::Known(EventData::NetworkChanged(NetworkChanged { generation, rules })) => {
+        DecodedEvent::Known(EventData::NetworkChanged(NetworkChanged { generation, rules, secrets })) => {
             let s = if rules.len() == 1 { "" } else { "s" };
-            ("changed", format!("policy {generation}"), format!("{} rule{s}", rules.len()))
+            let used =
+                if secrets.is_empty() { String::new() } else { format!(", secrets {}", secrets.join(" ")) };
+            ("changed", format!("policy {generation}"), format!("{} rule{s}{used}", rules.len()))
         }
         _ => ("event", event.kind.clone(), fit_to_show(&event.data.to_string())),
     };

@@ -35,8 +35,12 @@ async fn forward(fleet: Rc<Fleet>, args: &PortForwardArgs, format: Format) -> Re
         let listener = listen(pair).await?;
         let local = listener.local_addr().map_err(|error| cannot_listen(pair.local, &error))?;
         match format {
-            Format::Json => output::json(&json!({ "id": id, "port": pair.inside, "local": local.to_string() }))?,
-            Format::Text => output::data(format!("http://{local} -> port {} of Body {id}\n", pair.inside).as_bytes())?,
+            Format::Json => {
+                output::json(&json!({ "id": id, "port": pair.inside, "local": local.to_string() }))?
+            }
+            Format::Text => {
+                output::data(format!("http://{local} -> port {} of Body {id}\n", pair.inside).as_bytes())?
+            }
         }
         tasks.push(tokio::task::spawn_local(serve(Rc::clone(&fleet), id.clone(), listener, pair.inside)));
     }
@@ -47,7 +51,9 @@ async fn forward(fleet: Rc<Fleet>, args: &PortForwardArgs, format: Format) -> Re
 }
 
 async fn listen(pair: &PortPair) -> Result<TcpListener, Failure> {
-    TcpListener::bind((Ipv4Addr::LOCALHOST, pair.local)).await.map_err(|error| cannot_listen(pair.local, &error))
+    TcpListener::bind((Ipv4Addr::LOCALHOST, pair.local))
+        .await
+        .map_err(|error| cannot_listen(pair.local, &error))
 }
 
 fn cannot_listen(port: u16, error: &io::Error) -> Failure {

@@ -52,9 +52,11 @@ pub fn serve(args: &ServeArgs, fleet: fleet::FleetConfig, format: Format) -> Res
         tls,
         internet: match args.internet.as_str() {
             "allow" => InternetAccess::Allowed,
+            "ask" => InternetAccess::Asked,
             _ => InternetAccess::Denied,
         },
         body_env: crate::settings::body_env(),
+        host_variables: |name| std::env::var_os(name),
         git_identity: super::work::git_identity(),
         images_of_repositories: super::templates::images::image_of_repository,
         agents: agent_config(),

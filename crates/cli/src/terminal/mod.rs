@@ -50,6 +50,14 @@ impl RawTerminal {
         })
     }
 
+    /// Makes the terminal show nothing that is typed; lines and signals stay as they are.
+    pub fn enter_hidden() -> Result<Self, Failure> {
+        Self::enter_as(|termios| {
+            termios.local_modes &= !LocalModes::ECHO;
+            termios.local_modes |= LocalModes::ECHONL;
+        })
+    }
+
     fn enter_as(change: impl FnOnce(&mut Termios)) -> Result<Self, Failure> {
         let failed = |errno: rustix::io::Errno| {
             Failure::new(Kind::Host, "cannot make the terminal raw").because(std::io::Error::from(errno))

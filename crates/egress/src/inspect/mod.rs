@@ -35,13 +35,13 @@ use tokio_rustls::{LazyConfigAcceptor, StartHandshake, TlsConnector};
 
 #[cfg(feature = "fuzzing")]
 pub use self::body::Rewrite;
-pub use self::{mask::Mask, request::Injector, sigv4::parts_of_key, tls::Certificates};
 use self::{
     body::{AnyBody, BodyError, Replacements, RewrittenBody},
     request::{check_authority, request_target},
     tasks::ConnectionTasks,
     upstream::Upstream,
 };
+pub use self::{mask::Mask, request::Injector, sigv4::parts_of_key, tls::Certificates};
 use crate::{
     client::{ClientStream, PATIENCE, ProxyClient},
     connection::{ConnectionOrigin, ESTABLISHED, judge_hello},
@@ -273,7 +273,8 @@ impl Session {
                 program.ok_or_else(|| Denial::unreachable("its host changed the protocol unasked"))?;
             *self.upgraded.borrow_mut() = Some([program, hyper::upgrade::on(&mut response)]);
         }
-        let values: Vec<Vec<u8>> = used.iter().flat_map(|secret| secret.masked_values(&self.target)).collect();
+        let values: Vec<Vec<u8>> =
+            used.iter().flat_map(|secret| secret.masked_values(&self.target)).collect();
         masked(response, Mask::of(values.iter().map(Vec::as_slice)))
     }
 
@@ -333,7 +334,8 @@ impl Session {
 async fn hashed(request: Request<Incoming>) -> Result<(Request<AnyBody>, Option<String>), Denial> {
     let (parts, body) = request.into_parts();
     let whole = Limited::new(body, SIGNED_BODY_LEN_MAX).collect().await;
-    let whole = whole.map_err(|_| Denial::forbidden("its body is too large for a signature, or broke off"))?;
+    let whole =
+        whole.map_err(|_| Denial::forbidden("its body is too large for a signature, or broke off"))?;
     let whole = whole.to_bytes();
     let hash = sigv4::body_hash(&whole);
     Ok((Request::from_parts(parts, whole_body(whole)), Some(hash)))

@@ -71,8 +71,10 @@ impl AwsKey {
 /// Signs a request anew with the key in `value`. `body_hash` is the hash of its body, if the head has none.
 pub fn sign(parts: &mut Parts, target: &Target, value: &[u8], body_hash: Option<&str>) -> Result<(), Denial> {
     let refused = |why: &str| Denial::forbidden(format!("its AWS signature cannot be made anew: {why}"));
-    let key = AwsKey::parse(value).ok_or_else(|| refused("the secret is no `ID:SECRET` and no JSON of `aws`"))?;
-    let held = parts.headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok()).map(str::to_owned);
+    let key =
+        AwsKey::parse(value).ok_or_else(|| refused("the secret is no `ID:SECRET` and no JSON of `aws`"))?;
+    let held =
+        parts.headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok()).map(str::to_owned);
     let held = held.ok_or_else(|| refused("it is malformed"))?;
     let Signature { scope, mut signed } = parse(&held).ok_or_else(|| refused("it is malformed"))?;
     let hash = match parts.headers.get(CONTENT_HASH).map(|value| value.to_str().unwrap_or_default()) {
@@ -85,7 +87,8 @@ pub fn sign(parts: &mut Parts, target: &Target, value: &[u8], body_hash: Option<
     let time = ["x-amz-date", "date"].into_iter().find_map(|name| parts.headers.get(name)?.to_str().ok());
     let time = time.ok_or_else(|| refused("it has no time"))?.to_owned();
     if let Some(token) = &key.token {
-        let token = HeaderValue::from_str(token).map_err(|_| refused("the session token cannot be in a header"))?;
+        let token =
+            HeaderValue::from_str(token).map_err(|_| refused("the session token cannot be in a header"))?;
         parts.headers.insert(TOKEN, token);
         signed.push(TOKEN);
     } else {
@@ -94,16 +97,23 @@ pub fn sign(parts: &mut Parts, target: &Target, value: &[u8], body_hash: Option<
     }
     signed.sort_unstable();
     signed.dedup();
-    let mut request = format!("{}\n{}\n{}\n", parts.method, canonical_path(parts.uri.path(), scope), canonical_query(parts));
+    let mut request = format!(
+        "{}\n{}\n{}\n",
+        parts.method,
+        canonical_path(parts.uri.path(), scope),
+        canonical_query(parts)
+    );
     for name in &signed {
-        let value = canonical_value(parts, target, name).ok_or_else(|| refused("a header that it names is missing"))?;
+        let value = canonical_value(parts, target, name)
+            .ok_or_else(|| refused("a header that it names is missing"))?;
         let _ = writeln!(request, "{name}:{value}");
     }
     let names = signed.join(";");
     let _ = write!(request, "\n{names}\n{hash}");
     let text = format!("{ALGORITHM}\n{time}\n{scope}\n{}", hex(&Sha256::digest(request)));
     let signature = hex(&hmac(&signing_key(&key.secret, scope), text.as_bytes()));
-    let header = format!("{ALGORITHM} Credential={}/{scope}, SignedHeaders={names}, Signature={signature}", key.id);
+    let header =
+        format!("{ALGORITHM} Credential={}/{scope}, SignedHeaders={names}, Signature={signature}", key.id);
     let mut header = HeaderValue::from_str(&header).map_err(|_| refused("the id of the key is malformed"))?;
     header.set_sensitive(true);
     parts.headers.insert(header::AUTHORIZATION, header);
@@ -154,8 +164,9 @@ fn canonical_value(parts: &Parts, target: &Target, name: &str) -> Option<String>
         return Some(authority(target));
     }
     let values = parts.headers.get_all(name).iter();
-    let values: Option<Vec<String>> =
-        values.map(|value| Some(value.to_str().ok()?.split_whitespace().collect::<Vec<_>>().join(" "))).collect();
+    let values: Option<Vec<String>> = values
+        .map(|value| Some(value.to_str().ok()?.split_whitespace().collect::<Vec<_>>().join(" ")))
+        .collect();
     values.filter(|values| !values.is_empty()).map(|values| values.join(","))
 }
 
@@ -228,7 +239,14 @@ mod tests {
     }
 
     /// Signs with a placeholder as a program does, and then anew; returns the header.
-    fn signed(parts: &mut Parts, host: &str, scope: &str, names: &str, key: &[u8], hash: Option<&str>) -> Result<String, Denial> {
+    fn signed(
+        parts: &mut Parts,
+        host: &str,
+        scope: &str,
+        names: &str,
+        key: &[u8],
+        hash: Option<&str>,
+    ) -> Result<String, Denial> {
         let held = format!("{ALGORITHM} Credential=palph0aaaa/{scope}, SignedHeaders={names}, Signature=00");
         parts.headers.insert(header::AUTHORIZATION, held.parse().unwrap());
         sign(parts, &target(host), key, hash)?;
@@ -243,8 +261,10 @@ mod tests {
     /// post-vanilla, get-header-value-trim.
     #[test]
     fn the_vectors_of_aws_are_met() {
-        let (host, time, scope) = ("example.amazonaws.com", "20150830T123600Z", "20150830/us-east-1/service/aws4_request");
-        let of = |mut parts: Parts, names: &str| signed(&mut parts, host, scope, names, KEY, Some(EMPTY)).unwrap();
+        let (host, time, scope) =
+            ("example.amazonaws.com", "20150830T123600Z", "20150830/us-east-1/service/aws4_request");
+        let of =
+            |mut parts: Parts, names: &str| signed(&mut parts, host, scope, names, KEY, Some(EMPTY)).unwrap();
         let ends = |header: String, signature: &str| assert!(header.ends_with(signature), "{header}");
         ends(
             of(get("/", host, time), "host;x-amz-date"),
@@ -256,7 +276,10 @@ mod tests {
         );
         let mut post = get("/", host, time);
         post.method = hyper::Method::POST;
-        ends(of(post, "host;x-amz-date"), "Signature=5da7c1a2acd57cee7505fc6676e4e544621c30862966e37dddb68e92efbe5d6b");
+        ends(
+            of(post, "host;x-amz-date"),
+            "Signature=5da7c1a2acd57cee7505fc6676e4e544621c30862966e37dddb68e92efbe5d6b",
+        );
         let mut trimmed = get("/", host, time);
         trimmed.headers.insert("my-header1", " value1".parse().unwrap());
         trimmed.headers.insert("my-header2", " \"a   b   c\"".parse().unwrap());
@@ -275,7 +298,8 @@ mod tests {
         parts.headers.insert(CONTENT_HASH, EMPTY.parse().unwrap());
         let key = b"AKIAIOSFODNN7EXAMPLE:wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY";
         let scope = "20130524/us-east-1/s3/aws4_request";
-        let header = signed(&mut parts, host, scope, "host;range;x-amz-content-sha256;x-amz-date", key, None).unwrap();
+        let header =
+            signed(&mut parts, host, scope, "host;range;x-amz-content-sha256;x-amz-date", key, None).unwrap();
         assert_eq!(
             header,
             "AWS4-HMAC-SHA256 Credential=AKIAIOSFODNN7EXAMPLE/20130524/us-east-1/s3/aws4_request, \
@@ -288,9 +312,13 @@ mod tests {
     fn a_session_token_is_set_and_signed() {
         let (host, scope) = ("sts.amazonaws.com", "20150830/us-east-1/sts/aws4_request");
         let mut parts = get("/", host, "20150830T123600Z");
-        let key = br#"{"Version": 1, "AccessKeyId": "ASIA", "SecretAccessKey": "s", "SessionToken": "the-token"}"#;
+        let key =
+            br#"{"Version": 1, "AccessKeyId": "ASIA", "SecretAccessKey": "s", "SessionToken": "the-token"}"#;
         let header = signed(&mut parts, host, scope, "host;x-amz-date", key, Some(EMPTY)).unwrap();
-        assert!(header.contains("Credential=ASIA/") && header.contains("SignedHeaders=host;x-amz-date;x-amz-security-token"));
+        assert!(
+            header.contains("Credential=ASIA/")
+                && header.contains("SignedHeaders=host;x-amz-date;x-amz-security-token")
+        );
         assert_eq!(parts.headers[TOKEN], "the-token");
         assert_eq!(parts_of_key(key), [b"s".to_vec(), b"the-token".to_vec()]);
         parts.headers.insert(CONTENT_HASH, "STREAMING-AWS4-HMAC-SHA256-PAYLOAD".parse().unwrap());

@@ -16,7 +16,10 @@ mod log;
 mod recorder;
 mod running;
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
 
 use body::{
     BodyDir,
@@ -146,7 +149,7 @@ impl<'a> Execs<'a> {
         });
         let (oom_before, seq) = recorded.map_err(StartError::NotRecorded)?;
         let began = Instant::now();
-        let start = start_request(request);
+        let start = start_request(request, target.secrets);
         let options = StartOptions {
             user: request.user.as_deref(),
             timeout: request.timeout,
@@ -304,8 +307,12 @@ fn started_event(id: &BodyId, request: &ExecRequest, following: Following) -> Dr
     Draft::about(id, data)
 }
 
-/// The start request for the guest.
-fn start_request(request: &ExecRequest) -> StartRequest {
+/// The start request for the guest. A variable of the request wins over one of a secret.
+fn start_request(request: &ExecRequest, mut secrets: BTreeMap<String, String>) -> StartRequest {
+    if request.env.keys().any(|name| name.starts_with("GIT_CONFIG_")) {
+        secrets.retain(|name, _| !name.starts_with("GIT_CONFIG_"));
+    }
+    secrets.extend(request.env.clone());
     let (command, arguments) = request
         .argv
         .split_first()
@@ -314,7 +321,7 @@ fn start_request(request: &ExecRequest) -> StartRequest {
         process: Some(ProcessConfig {
             cmd: command,
             args: arguments,
-            envs: request.env.clone().into_iter().collect(),
+            envs: secrets.into_iter().collect(),
             cwd: request.workdir.clone(),
         }),
         pty: request.tty.map(pty),

@@ -6,14 +6,14 @@
 use body::{BodyDir, ProcessState, egress::EgressDir};
 use proto::{
     BodyId, Failure, Kind, Spec,
-    egress::{EgressControl, EgressReply, EgressRule, fit_to_show},
+    egress::{EgressControl, EgressOrders, EgressReply, EgressRule, fit_to_show},
     event_data::NetworkChanged,
-    spec::{BodyRole, Egress},
+    spec::{Egress, SecretGrant},
 };
 use serde::Serialize;
 
 use super::request::check;
-use crate::{Fleet, blocking::run_blocking, egress::proxy_env, failures};
+use crate::{Fleet, blocking::run_blocking, create::check_env, failures};
 
 /// When a policy counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -36,6 +36,9 @@ pub struct NetworkState {
     pub policy: bool,
     /// The rules.
     pub rules: Vec<EgressRule>,
+    /// The secrets that the Body may use.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub secrets: Vec<GrantedSecret>,
     /// The number of the policy.
     pub generation: u64,
     /// When it counts.
@@ -46,6 +49,17 @@ pub struct NetworkState {
     /// The connections that a change closed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub closed: Option<usize>,
+}
+
+/// A secret that a Body may use.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct GrantedSecret {
+    /// Its name.
+    pub name: String,
+    /// The text that stands for it in the Body.
+    pub placeholder: String,
+    /// The hosts to which it may go; none if the secret was removed.
+    pub hosts: Vec<String>,
 }
 
 /// A change of a policy.
@@ -82,16 +96,21 @@ impl<'a> PolicyChanger<'a> {
             let spec = self.fleet.view(id)?.spec;
             let dir = BodyDir::at(self.fleet.body_path(id));
             let applied = match self.has_process(&dir, id)? {
-                true => Some(self.ask(id, &EgressControl::Status)),
+                true => Some(self.ask_process(id, &EgressControl::Status)),
                 false => None,
             };
-            Ok(state(&spec, applied.map(Result::ok)))
+            Ok(self.with_secrets(&spec, state(&spec, applied.map(Result::ok))))
         })
     }
 
     /// Allows targets. A Body that runs with an egress process gets the new policy at once.
     pub fn allow(&self, id: &BodyId, targets: &[String]) -> Result<NetworkState, Failure> {
         self.change(id, PolicyChange::Add(targets.iter().map(EgressRule::allow).collect()))
+    }
+
+    /// Lets connections to targets wait for a decision.
+    pub fn ask(&self, id: &BodyId, targets: &[String]) -> Result<NetworkState, Failure> {
+        self.change(id, PolicyChange::Add(targets.iter().map(EgressRule::ask).collect()))
     }
 
     /// Denies targets, and closes connections to them.
@@ -101,38 +120,63 @@ impl<'a> PolicyChanger<'a> {
 
     /// Changes the policy of a Body.
     pub fn change(&self, id: &BodyId, change: PolicyChange) -> Result<NetworkState, Failure> {
-        run_blocking(|| self.change_now(id, change))
+        run_blocking(|| {
+            self.apply(id, |spec| {
+                let (egress, env) = self.fleet.egress().with_policy(spec);
+                Ok(Spec { egress: Some(changed(egress, change)?), env, ..spec.clone() })
+            })
+        })
     }
 
-    fn change_now(&self, id: &BodyId, change: PolicyChange) -> Result<NetworkState, Failure> {
+    /// Gives a Body a spec with another policy or other secrets.
+    pub(crate) fn apply(
+        &self,
+        id: &BodyId,
+        change: impl FnOnce(&Spec) -> Result<Spec, Failure>,
+    ) -> Result<NetworkState, Failure> {
         let (dir, spec, _lock) = self.fleet.lock_body(id)?;
-        let new = changed(&spec, change)?;
-        let has_process = self.has_process(&dir, id)?;
-        self.store(&dir, &new, has_process)?;
-        if !has_process {
-            return Ok(state(&new, None));
+        let new = change(&spec)?;
+        check(&new.egress.iter().flat_map(Egress::all_rules).collect::<Vec<_>>())?;
+        check_env(&new.env)?;
+        if !self.has_process(&dir, id)? {
+            self.store(&dir, &new, None)?;
+            return Ok(self.with_secrets(&new, state(&new, None)));
         }
-        match self.ask(id, &EgressControl::Replace(self.fleet.egress().orders(&new))) {
-            Ok(applied) => Ok(state(&new, Some(Some(applied)))),
+        let before = self.fleet.egress().current_orders(id);
+        let kept = before.as_ref().map(|orders| &*orders.secrets).unwrap_or_default();
+        let orders = self.fleet.egress().orders(&new, kept)?;
+        self.store(&dir, &new, Some(&orders))?;
+        match self.ask_process(id, &EgressControl::Replace(orders)) {
+            Ok(applied) => Ok(self.with_secrets(&new, state(&new, Some(Some(applied))))),
             Err(failure) if failure.kind == Kind::Usage => {
                 // The process goes on with the earlier policy, so the log and the disk say the same.
-                self.store(&dir, &spec, has_process)?;
+                self.store(&dir, &spec, before.as_ref())?;
                 Err(failure)
             }
             Err(failure) => Err(failure),
         }
     }
 
+    fn with_secrets(&self, spec: &Spec, state: NetworkState) -> NetworkState {
+        let granted = |grant: &SecretGrant| GrantedSecret {
+            name: grant.name.clone(),
+            placeholder: grant.placeholder.clone(),
+            hosts: self.fleet.secrets().find(&grant.name).map(|record| record.hosts).unwrap_or_default(),
+        };
+        let secrets = spec.egress.iter().flat_map(|egress| &egress.secrets).map(granted).collect();
+        NetworkState { secrets, ..state }
+    }
+
     /// Writes a policy to the log, to the spec, and to the orders of an egress process that runs.
-    fn store(&self, dir: &BodyDir, spec: &Spec, has_process: bool) -> Result<(), Failure> {
+    fn store(&self, dir: &BodyDir, spec: &Spec, orders: Option<&EgressOrders>) -> Result<(), Failure> {
         let (id, egress) = (&spec.id, spec.egress.clone().unwrap_or_default());
-        let data = NetworkChanged { generation: egress.generation, rules: egress.all_rules() };
+        let secrets = egress.secrets.iter().map(|grant| grant.name.clone()).collect();
+        let data = NetworkChanged { generation: egress.generation, rules: egress.all_rules(), secrets };
         self.fleet.write(id, data)?;
         let hint = "the policy may have changed in part; try again, or make room: pal gc";
         dir.rewrite_spec(spec).map_err(|error| failures::dir(id, error).hint(hint))?;
-        if has_process {
-            let orders = self.fleet.egress().orders(spec);
-            EgressDir::of(self.fleet.data(), id).write_orders(&orders).map_err(|error| {
+        if let Some(orders) = orders {
+            EgressDir::of(self.fleet.data(), id).write_orders(orders).map_err(|error| {
                 Failure::new(Kind::Host, format!("cannot store the network policy of Body {id}"))
                     .because(error)
                     .hint(hint)
@@ -148,7 +192,7 @@ impl<'a> PolicyChanger<'a> {
         Ok(runs && EgressDir::of(self.fleet.data(), id).has_orders())
     }
 
-    fn ask(&self, id: &BodyId, message: &EgressControl) -> Result<ProcessAnswer, Failure> {
+    fn ask_process(&self, id: &BodyId, message: &EgressControl) -> Result<ProcessAnswer, Failure> {
         let reply = EgressDir::of(self.fleet.data(), id).ask(message).map_err(|error| {
             Failure::new(Kind::Host, format!("the egress process of Body {id} does not answer"))
                 .because(error)
@@ -166,9 +210,8 @@ impl<'a> PolicyChanger<'a> {
     }
 }
 
-/// The spec with the changed policy.
-fn changed(spec: &Spec, change: PolicyChange) -> Result<Spec, Failure> {
-    let old = spec.egress.clone().unwrap_or_default();
+/// The changed policy.
+fn changed(old: Egress, change: PolicyChange) -> Result<Egress, Failure> {
     let rules = match change {
         PolicyChange::Replace(rules) => rules,
         PolicyChange::Add(new) => {
@@ -177,13 +220,7 @@ fn changed(spec: &Spec, change: PolicyChange) -> Result<Spec, Failure> {
         }
     };
     check(&rules)?;
-    let mut env = spec.env.clone();
-    if spec.egress.is_none() && spec.role == BodyRole::Work {
-        // Programs find the proxy by these variables from the next start on.
-        env = proxy_env().into_iter().chain(env).collect();
-    }
-    let egress = Egress { rules, generation: old.generation + 1, ..Egress::default() };
-    Ok(Spec { egress: Some(egress), env, ..spec.clone() })
+    Ok(Egress { allow: Vec::new(), rules, generation: old.generation + 1, secrets: old.secrets })
 }
 
 /// The state of a policy. `applied` is none if no egress process runs, and holds none if it does not answer.
@@ -199,6 +236,7 @@ fn state(spec: &Spec, applied: Option<Option<ProcessAnswer>>) -> NetworkState {
         id: spec.id.clone(),
         policy: spec.egress.is_some(),
         rules: egress.all_rules(),
+        secrets: Vec::new(),
         generation: egress.generation,
         in_force,
         open: answer.map(|answer| answer.open),
@@ -222,29 +260,28 @@ mod tests {
         Spec { egress, ..serde_json::from_value(spec).unwrap() }
     }
 
-    fn shown(spec: &Spec) -> Vec<String> {
-        spec.egress.iter().flat_map(Egress::all_rules).map(|rule| rule.shown()).collect()
+    fn shown(egress: &Egress) -> Vec<String> {
+        egress.all_rules().iter().map(EgressRule::shown).collect()
     }
 
     #[test]
     fn a_new_rule_takes_the_place_of_one_about_the_same_target() {
-        let old = Egress { allow: vec!["a.test:443".into()], ..Egress::default() };
-        let add = |spec: &Spec, rule| changed(spec, PolicyChange::Add(vec![rule]));
-        let one = add(&spec(Some(old)), EgressRule::deny("a.test:443")).unwrap();
+        let secrets = vec![SecretGrant { name: "a".into(), placeholder: "palph0".into() }];
+        let old = Egress { allow: vec!["a.test:443".into()], secrets: secrets.clone(), ..Egress::default() };
+        let add = |egress: &Egress, rule| changed(egress.clone(), PolicyChange::Add(vec![rule]));
+        let one = add(&old, EgressRule::deny("a.test:443")).unwrap();
         assert_eq!(shown(&one), ["deny a.test:443"]);
         let two = add(&one, EgressRule::allow("b.test:443").because("x")).unwrap();
         assert_eq!(shown(&two), ["allow b.test:443 (x)", "deny a.test:443"]);
-        assert_eq!(two.egress.as_ref().unwrap().generation, 2);
-        let three = changed(&two, PolicyChange::Replace(Vec::new())).unwrap();
-        assert_eq!((shown(&three), three.egress.unwrap().generation), (Vec::new(), 3));
+        assert_eq!((two.generation, &two.secrets), (2, &secrets));
+        let three = changed(two, PolicyChange::Replace(Vec::new())).unwrap();
+        assert_eq!((shown(&three), three.generation), (Vec::new(), 3));
         assert!(add(&one, EgressRule::allow("https://b.test")).is_err());
     }
 
     #[test]
-    fn a_body_without_a_policy_gets_the_variables_of_the_proxy() {
-        let new = changed(&spec(None), PolicyChange::Add(vec![EgressRule::allow("a.test")])).unwrap();
-        assert_eq!(new.env.get("https_proxy"), proxy_env().get("https_proxy"));
-        assert_eq!(state(&new, None).in_force, PolicyForce::AtNextStart);
+    fn a_policy_without_a_process_counts_at_the_next_start() {
+        assert_eq!(state(&spec(None), None).in_force, PolicyForce::AtNextStart);
     }
 
     #[test]

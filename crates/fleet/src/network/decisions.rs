@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use proto::{
     BodyId, Event, EventData, Failure, Kind,
-    egress::{EgressRule, Policy, canonical_name, fit_to_show},
+    egress::{EgressRule, NO_ANSWER, Policy, RequestTarget, WAITS, canonical_name, fit_to_show},
     event_data::{DecodedEvent, NetworkCounted, NetworkDenied},
 };
 use serde::Serialize;
@@ -22,7 +22,7 @@ const PRIVATE: &str = "address of this host or its network";
 /// The decision of a policy about a target.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct PolicyVerdict {
-    /// The target, as `HOST:PORT`.
+    /// The target, as `[METHOD ]HOST:PORT[/PATH]`.
     pub to: String,
     /// Whether the policy allows it.
     pub allowed: bool,
@@ -40,24 +40,47 @@ pub fn judge_target(body: &BodyId, rules: &[EgressRule], target: &str) -> Result
             .hint("write a name or an address, and a port: pypi.org:443, 192.0.2.7:5432 or [2001:db8::1]:443")
     };
     let policy = Policy::new(rules).map_err(|error| Failure::new(Kind::Internal, error.to_string()))?;
-    let has_port = target.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
-    let whole = if has_port { target.to_owned() } else { format!("{target}:{USUAL_PORT}") };
+    let (method, place, path) = split_request(target);
+    let has_port = place.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
+    let whole = if has_port { place.to_owned() } else { format!("{place}:{USUAL_PORT}") };
     let (to, judged) = match whole.parse::<SocketAddr>() {
-        Ok(address) => (address.to_string(), policy.judge_address(address.ip(), address.port())),
+        Ok(_) if method.is_some() || path.is_some() => return Err(not_a_target()),
+        Ok(address) => {
+            let judged = policy.judge_address(address.ip(), address.port());
+            (address.to_string(), judged.map(|permit| permit.rule))
+        }
         Err(_) => {
             let (name, port) = Policy::target(&whole).map_err(|_| not_a_target())?;
-            (format!("{name}:{port}"), policy.judge_name(&name, port))
+            let request = RequestTarget { method: method.unwrap_or("GET"), path: path.unwrap_or("/") };
+            let judged = policy.judge_name(&name, port).and_then(|permit| match method.or(path) {
+                Some(_) => policy.judge_request(&name, port, &request).map(|permit| permit.rule),
+                None => Ok(permit.rule),
+            });
+            let front = method.map(|method| format!("{method} ")).unwrap_or_default();
+            (format!("{front}{name}:{port}{}", path.unwrap_or_default()), judged)
         }
     };
     Ok(match judged {
-        Ok(permit) => PolicyVerdict { to, allowed: true, why: permit.rule, allow: None },
+        Ok(why) => PolicyVerdict { to, allowed: true, why, allow: None },
         Err(why) => PolicyVerdict { allow: allowing_command(body, &to, &why), to, allowed: false, why },
     })
 }
 
+/// Splits a target into the method, host and port, and the path of a request.
+fn split_request(target: &str) -> (Option<&str>, &str, Option<&str>) {
+    let (method, rest) = match target.split_once(' ') {
+        Some((method, rest)) => (Some(method), rest),
+        None => (None, target),
+    };
+    match rest.find('/') {
+        Some(at) => (method, &rest[..at], Some(&rest[at..])),
+        None => (method, rest, None),
+    }
+}
+
 /// The target of a rule that would allow what was denied for this reason; none if a rule does not help.
 pub fn allowing_target(to: &str, why: &str) -> Option<String> {
-    let target = if why.starts_with(NO_RULE) {
+    let target = if why.starts_with(NO_RULE) || why.starts_with(NO_ANSWER) || why.ends_with(WAITS) {
         to.to_owned()
     } else if why.contains(PRIVATE) {
         format!("{to}+private")
@@ -65,8 +88,13 @@ pub fn allowing_target(to: &str, why: &str) -> Option<String> {
         return None;
     };
     // A Body chooses the text, so only a name or an address becomes a rule. The resolver denies names without a port.
-    let host = to.rsplit_once(':').map_or(to, |(host, _)| host);
-    let is_plain = canonical_name(host).is_some() || to.parse::<SocketAddr>().is_ok();
+    let (method, place, path) = split_request(to);
+    let host = place.rsplit_once(':').map_or(place, |(host, _)| host);
+    let is_plain = (canonical_name(host).is_some() || place.parse::<SocketAddr>().is_ok())
+        && method.is_none_or(|method| method.bytes().all(|byte| byte.is_ascii_uppercase()))
+        && path.is_none_or(|path| {
+            path.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"/-._~%@".contains(&byte))
+        });
     (is_plain && Policy::new(&[EgressRule::allow(&target)]).is_ok()).then_some(target)
 }
 
@@ -181,13 +209,33 @@ mod tests {
         let evil = judge("x.evil.test:443");
         assert_eq!((evil.allowed, evil.allow), (false, None));
         assert_eq!(judge("192.0.2.7:5432").allow.as_deref(), Some("pal net allow k3v9 '192.0.2.7:5432'"));
+        let rules = [EgressRule::allow("GET api.test/repos/**")];
+        let judge = |target: &str| judge_target(&body(), &rules, target).unwrap();
+        assert!(judge("api.test").allowed && judge("api.test/repos/a").allowed);
+        let post = judge("POST api.test/repos/a");
+        assert_eq!(
+            (post.allowed, post.allow.as_deref()),
+            (false, Some("pal net allow k3v9 'POST api.test:443/repos/a'"))
+        );
+        assert!(!judge("api.test/other").allowed);
         assert!(judge_target(&body(), &rules, "https://pypi.org").is_err());
         assert!(judge_target(&body(), &rules, "a b:1").is_err());
     }
 
     #[test]
     fn no_text_of_a_body_becomes_a_command() {
-        for to in ["a.test:443'; rm -rf ~ '", "*:*", "$(id):443", "", "?", "\\u{1b}:1", "**.test.x:443"] {
+        for to in [
+            "GET a.test:443/'; rm -rf ~ '",
+            "GET a.test:443/**",
+            "get a.test:443/",
+            "a.test:443'; rm -rf ~ '",
+            "*:*",
+            "$(id):443",
+            "",
+            "?",
+            "\\u{1b}:1",
+            "**.test.x:443",
+        ] {
             assert_eq!(allowing_target(to, &format!("{NO_RULE} {to}")), None, "{to}");
         }
         assert_eq!(
@@ -195,6 +243,8 @@ mod tests {
             Some("a.test"),
             "of the resolver"
         );
+        let post = "POST a.test:443/repos/b";
+        assert_eq!(allowing_target(post, &format!("{NO_RULE} {post}")).as_deref(), Some(post));
         let why = "its name resolves to an address of this host or its network";
         assert_eq!(allowing_target("db.corp:5432", why).as_deref(), Some("db.corp:5432+private"));
         assert_eq!(allowing_target("a.test:443", "its TLS server name is b.test"), None);

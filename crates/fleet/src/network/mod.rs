@@ -12,7 +12,7 @@ mod remotes;
 mod repository;
 mod request;
 
-pub use changer::{NetworkState, PolicyChange, PolicyChanger, PolicyForce};
+pub use changer::{GrantedSecret, NetworkState, PolicyChange, PolicyChanger, PolicyForce};
 pub use decisions::{
     NetworkProposal, PolicyVerdict, WantedTarget, allowing_command, allowing_target, judge_target,
 };

@@ -50,9 +50,9 @@ pub enum RuleReach {
     Private,
 }
 
-/// How far a rule reaches; none for a rule that denies.
+/// How far a rule reaches by itself; none for a rule that denies or asks.
 pub fn rule_reach(rule: &EgressRule) -> Option<RuleReach> {
-    if rule.action == RuleAction::Deny {
+    if rule.action != RuleAction::Allow {
         return None;
     }
     let text = rule.host_and_ports();

@@ -19,7 +19,7 @@ pub(crate) fn repository_policy(
     let NetworkSettings { preset, allow, deny, rules } = settings.clone();
     let presets =
         preset.iter().map(|name| name.parse()).collect::<Result<Vec<Preset>, _>>().map_err(of_file)?;
-    let request = NetworkRequest { presets, allow, deny, rules };
+    let request = NetworkRequest { presets, allow, deny, rules, ..NetworkRequest::default() };
     let all = request.all_rules(remotes).map_err(of_file)?;
     request::check(&all).map_err(of_file)?;
     for rule in &all {

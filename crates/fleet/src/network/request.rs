@@ -17,8 +17,12 @@ pub struct NetworkRequest {
     pub allow: Vec<String>,
     /// Targets that are denied.
     pub deny: Vec<String>,
+    /// Targets whose connections wait for a decision.
+    pub ask: Vec<String>,
     /// Further rules.
     pub rules: Vec<EgressRule>,
+    /// Whether each rule that allows asks instead.
+    pub asks: bool,
 }
 
 impl NetworkRequest {
@@ -50,13 +54,17 @@ impl NetworkRequest {
             .iter()
             .map(EgressRule::deny)
             .chain(self.allow.iter().map(EgressRule::allow))
-            .chain(self.rules.iter().cloned());
+            .chain(self.rules.iter().cloned())
+            .chain(self.ask.iter().map(EgressRule::ask));
         let mut rules = Vec::new();
         own.for_each(|rule| add(&mut rules, rule));
         for preset in &self.presets {
             preset.rules(remotes)?.into_iter().for_each(|rule| add(&mut rules, rule));
         }
-        Ok(rules)
+        match self.asks {
+            true => Ok(rules.into_iter().map(EgressRule::into_question).collect()),
+            false => Ok(rules),
+        }
     }
 
     /// The request in a few words: its presets and targets.
@@ -64,6 +72,7 @@ impl NetworkRequest {
         let rule = |rule: &EgressRule| match rule.action {
             proto::egress::RuleAction::Allow => proto::egress::fit_to_show(&rule.to),
             proto::egress::RuleAction::Deny => format!("not {}", proto::egress::fit_to_show(&rule.to)),
+            proto::egress::RuleAction::Ask => format!("ask {}", proto::egress::fit_to_show(&rule.to)),
         };
         let presets = self.presets.iter().map(ToString::to_string);
         let allow = self.allow.iter().map(|to| proto::egress::fit_to_show(to));
@@ -100,7 +109,9 @@ mod tests {
             presets: vec![Preset::Registries, Preset::Open],
             allow: strings(&["db.corp:5432+private", "pypi.org:443"]),
             deny: strings(&["**.evil.test:*"]),
+            ask: Vec::new(),
             rules: vec![EgressRule::allow("pypi.org:443").because("twice")],
+            asks: false,
         };
         let rules = request.policy(&[]).unwrap().unwrap().all_rules();
         let shown: Vec<_> = rules.iter().take(3).map(EgressRule::shown).collect();
@@ -110,6 +121,18 @@ mod tests {
         assert_eq!(
             request.summary(),
             "registries, open, db.corp:5432+private, pypi.org:443, pypi.org:443, not **.evil.test:*"
+        );
+    }
+
+    #[test]
+    fn what_asks_allows_nothing() {
+        let allow = strings(&["a.test:443", "GET b.test/x+inspect"]);
+        let request =
+            NetworkRequest { allow, deny: strings(&["c.test"]), asks: true, ..NetworkRequest::default() };
+        let rules = request.policy(&[]).unwrap().unwrap().all_rules();
+        assert_eq!(
+            rules.iter().map(EgressRule::shown).collect::<Vec<_>>(),
+            ["deny c.test", "ask a.test:443", "ask b.test"]
         );
     }
 

@@ -93,6 +93,9 @@ pub const NOT_ACCEPTED: &str = "no address of it accepts the connection";
 /// The beginning of the reason for a connection that waited for a decision in vain.
 pub const NO_ANSWER: &str = "no answer came in time to the rule";
 
+/// The end of the reason for a connection that waits for a decision.
+pub const WAITS: &str = "waits for a decision";
+
 /// Whether a reason says that a rule allows the name, and that it still could not be reached.
 pub fn is_unreachable(why: &str) -> bool {
     why.starts_with(NOT_RESOLVED) || why == NOT_ACCEPTED

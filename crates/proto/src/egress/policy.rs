@@ -156,6 +156,14 @@ impl EgressRule {
         Self { action: RuleAction::Ask, ..Self::allow(to) }
     }
 
+    /// The rule, or in the place of one that allows a rule that asks about its host and ports.
+    pub fn into_question(self) -> Self {
+        match self.action {
+            RuleAction::Allow => Self { why: self.why.clone(), ..Self::ask(self.host_and_ports()) },
+            RuleAction::Deny | RuleAction::Ask => self,
+        }
+    }
+
     /// The rule with a reason.
     #[must_use]
     pub fn because(mut self, why: impl Into<String>) -> Self {

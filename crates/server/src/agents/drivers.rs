@@ -101,7 +101,8 @@ impl AgentService {
 
     /// Marks an agent, which need not exist yet: if it works when the next server starts, that one drives it.
     pub fn write_mark(&self, id: &AgentId) -> Result<(), Failure> {
-        let written = fs::create_dir_all(self.agents().directory(id)).and_then(|()| fs::write(self.mark(id), ""));
+        let written =
+            fs::create_dir_all(self.agents().directory(id)).and_then(|()| fs::write(self.mark(id), ""));
         written.map_err(|error| Failure::new(Kind::Host, "cannot mark the agent").because(error))
     }
 

@@ -79,9 +79,11 @@ async fn make(
     let request = KeyedRequest::of(&headers, &caller, &asked.bytes)?;
     templates::usable(&app, &caller, &asked.value.template_id).await?;
     let mut create = request_of(asked.value, &caller, timeout_s)?;
-    if let (InternetAccess::Allowed, Some(lease)) = (app.config().internet, &create.lease) {
+    let internet = app.config().internet;
+    if let (InternetAccess::Asked | InternetAccess::Allowed, Some(lease)) = (internet, &create.lease) {
         // A sandbox without internet access has a policy, too, because its client may ask for some later.
-        create.egress = Some(Egress { rules: network::rules(&lease.network, &caller), ..Egress::default() });
+        let rules = network::rules(&lease.network, &caller, internet);
+        create.egress = Some(Egress { rules, ..Egress::default() });
     }
     let Some(request) = request else { return Ok(created(&app, made(&app, &caller, create).await?)) };
     // A repetition of a request that is in progress waits for the first one.

@@ -1,17 +1,25 @@
 //! E2B's network object: the server validates it, stores it, and makes a network policy of it.
 //!
 //! With `--internet deny` a sandbox reaches only its own loopback, so every rule that forbids is enforced, and a rule
-//! that allows has no effect: the response and the Body's log say so. With `--internet allow` every sandbox has a
-//! policy, so that a client can change it while the sandbox runs.
+//! that allows has no effect: the response and the Body's log say so. With `--internet allow` and `ask` every sandbox has
+//! a policy, so that a client can change it while the sandbox runs.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::{
+    cmp::Reverse,
+    collections::BTreeMap,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
 
 use axum::{
     extract::{Path, State},
     http::StatusCode,
 };
 use fleet::{Fleet, PolicyChange, PolicyChanger, RuleReach, rule_reach};
-use proto::{BodyId, Failure, egress::EgressRule, event_data::NetworkDenied};
+use proto::{
+    BodyId, Failure,
+    egress::{EgressRule, Policy},
+    event_data::NetworkDenied,
+};
 use serde_json::{Map, Value};
 
 use super::{
@@ -55,8 +63,8 @@ pub fn internet(network: &Value) -> InternetRequest {
 }
 
 /// The rules of a stored network object. Addresses of this host and of private networks are left out, unless the caller
-/// is an admin.
-pub fn rules(network: &Value, caller: &Caller) -> Vec<EgressRule> {
+/// is an admin; where the operator is asked, so are rules that allow.
+pub fn rules(network: &Value, caller: &Caller, access: InternetAccess) -> Vec<EgressRule> {
     let list = |name: &str| -> Vec<String> {
         let items = network.get(name).and_then(Value::as_array).into_iter().flatten();
         items.filter_map(Value::as_str).map(str::to_owned).collect()
@@ -71,7 +79,75 @@ pub fn rules(network: &Value, caller: &Caller) -> Vec<EgressRule> {
     // E2B's allow wins over its deny, and a rule of ours that denies wins: so what is allowed by name is not denied.
     let denied = deny.iter().filter(|place| !allow.contains(place)).flat_map(|place| targets(place));
     rules.extend(denied.filter(|target| target != EVERYTHING).map(EgressRule::deny));
-    rules
+    rules = header_rules(network, &rules).into_iter().chain(rules).collect();
+    match access == InternetAccess::Asked && caller.scope < Scope::Admin {
+        true => rules.into_iter().map(EgressRule::into_question).collect(),
+        false => rules,
+    }
+}
+
+/// Rules that set headers, for the hosts of `network.rules` that these rules allow: a transform grants no access. The
+/// first rule that allows a connection decides, so exact names stand before wildcards, and longer wildcards before shorter.
+fn header_rules(network: &Value, rules: &[EgressRule]) -> Vec<EgressRule> {
+    let policy = Policy::new(rules).unwrap_or_default();
+    let hosts = network.get("rules").and_then(Value::as_object).into_iter().flatten();
+    let mut hosts: Vec<(&String, BTreeMap<String, String>)> = hosts
+        .map(|(host, list)| (host, transforms(list)))
+        .filter(|(_, headers)| !headers.is_empty())
+        .collect();
+    hosts.sort_by_key(|(host, _)| (host.starts_with("*."), Reverse(host.len())));
+    let rule = |(host, headers): (&String, BTreeMap<String, String>)| {
+        let example = host.replacen('*', "x", 1);
+        policy.judge_name(&example.to_ascii_lowercase(), 443).ok()?;
+        let to = targets(host).pop()?;
+        Some(EgressRule { headers, ..EgressRule::allow(to) })
+    };
+    hosts.into_iter().filter_map(rule).collect()
+}
+
+/// The headers that the transforms of a host set.
+fn transforms(list: &Value) -> BTreeMap<String, String> {
+    let headers = list
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(|rule| rule.pointer("/transform/headers")?.as_object());
+    let pairs = headers
+        .flatten()
+        .filter_map(|(name, value)| Some((name.to_ascii_lowercase(), value.as_str()?.to_owned())));
+    pairs.collect()
+}
+
+/// Checks `network.rules`: an object of lists of transforms, by host.
+fn check_transforms(network: &Map<String, Value>) -> Result<(), E2bRefusal> {
+    let Some(hosts) = network.get("rules").and_then(Value::as_object) else { return Ok(()) };
+    if hosts.len() > RULES_MAX {
+        return Err(E2bRefusal::bad(format!("network.rules has more than {RULES_MAX} hosts")));
+    }
+    for (host, list) in hosts {
+        if host == "*" || !is_name(host) {
+            return Err(E2bRefusal::bad(format!("network.rules holds {host:?}, which is not a valid name")));
+        }
+        let is_text =
+            |value: &Value| value.as_object().is_some_and(|headers| headers.values().all(Value::is_string));
+        let is_right = |rule: &Value| rule.pointer("/transform/headers").is_none_or(is_text);
+        if !list.as_array().is_some_and(|list| list.iter().all(is_right)) {
+            return Err(E2bRefusal::bad(format!(
+                "network.rules of {host:?} is not a list of transforms of headers"
+            )));
+        }
+        let headers = transforms(list);
+        if headers.values().any(|value| value.contains("${e2b.")) {
+            return Err(E2bRefusal::absent("secrets and identity tokens in network.rules"));
+        }
+        if !headers.is_empty() {
+            let rule = EgressRule { headers, ..EgressRule::allow("example.com:443") };
+            Policy::new(&[rule]).map_err(|_| {
+                E2bRefusal::bad(format!("network.rules of {host:?} sets a header that cannot be set"))
+            })?;
+        }
+    }
+    Ok(())
 }
 
 /// The targets of rules for a name, an address or a range of addresses.
@@ -131,14 +207,14 @@ pub async fn replace(
     let internet = asked.remove("allow_internet_access").and_then(|value| value.as_bool());
     let network = checked(Some(asked.into()), internet)?;
     let body = view.id().clone();
-    let is_open = app.config().internet == InternetAccess::Allowed;
+    let access = app.config().internet;
     app.blocking(async move |fleet: &Fleet| {
-        match is_open {
-            true => {
-                let rules = rules(&network, &caller);
+        match access {
+            InternetAccess::Denied => note_refused(fleet, &body, &network)?,
+            InternetAccess::Asked | InternetAccess::Allowed => {
+                let rules = rules(&network, &caller, access);
                 PolicyChanger::of(fleet).change(&body, PolicyChange::Replace(rules))?;
             }
-            false => note_refused(fleet, &body, &network)?,
         }
         fleet.leases().change(&body, |lease| {
             let kept = ["allowPublicTraffic", "maskRequestHost"]
@@ -178,6 +254,7 @@ pub fn checked(network: Option<Value>, internet: Option<bool>) -> Result<Value, 
     if let Some((name, _)) = typed.iter().find(|(_, right)| !right) {
         return Err(E2bRefusal::bad(format!("network.{name} has the wrong type")));
     }
+    check_transforms(&network)?;
     if let Some(internet) = internet {
         network.insert("allowInternetAccess".into(), internet.into());
     }
@@ -236,7 +313,8 @@ mod tests {
     #[test]
     fn the_object_becomes_rules() {
         let shown = |network: Value, scope| {
-            rules(&network, &caller(scope)).iter().map(EgressRule::shown).collect::<Vec<_>>()
+            let rules = rules(&network, &caller(scope), InternetAccess::Allowed);
+            rules.iter().map(EgressRule::shown).collect::<Vec<_>>()
         };
         let run = |network: Value| shown(network, Scope::Run);
         assert_eq!(run(Value::Null), ["allow *:*"]);
@@ -261,7 +339,21 @@ mod tests {
         let inner = json!({ "allowOut": ["10.0.0.0/8", "169.254.169.254", "a.test"] });
         assert_eq!(run(inner.clone()), ["allow a.test:80", "allow a.test:443"]);
         assert_eq!(shown(inner, Scope::Admin).len(), 4);
-        let all = rules(&json!({ "allowOut": ["::1", "*"] }), &caller(Scope::Admin));
+        let asked = rules(&json!({ "denyOut": ["8.8.8.8"] }), &caller(Scope::Run), InternetAccess::Asked);
+        assert_eq!(asked.iter().map(EgressRule::shown).collect::<Vec<_>>(), ["ask *:*", "deny 8.8.8.8/32:*"]);
+        let headers = |value: &str| json!([{ "transform": { "headers": { "X-Team": value } } }]);
+        let set = json!({ "allowOut": ["a.test", "*.b.test"], "rules": { "*.b.test": headers("b"), "a.test": headers("a"), "c.test": headers("c") } });
+        let set = rules(&set, &caller(Scope::Run), InternetAccess::Allowed);
+        let shown: Vec<_> = set
+            .iter()
+            .map(|rule| (rule.to.as_str(), rule.headers.get("x-team").map(String::as_str)))
+            .collect();
+        assert_eq!(
+            shown[..3],
+            [("a.test:443", Some("a")), ("**.b.test:443", Some("b")), ("a.test:80", None)]
+        );
+        assert_eq!(shown.len(), 6, "a transform grants no access: {shown:?}");
+        let all = rules(&json!({ "allowOut": ["::1", "*"] }), &caller(Scope::Admin), InternetAccess::Allowed);
         proto::egress::Policy::new(&all).unwrap();
     }
 
@@ -278,6 +370,11 @@ mod tests {
             json!({ "dnsServers": ["::1"] }),
             json!({ "allowPublicTraffic": "no" }),
             json!({ "egressProxy": {} }),
+            json!({ "rules": { "*": [] } }),
+            json!({ "rules": { "a.test": {} } }),
+            json!({ "rules": { "a.test": [{ "transform": { "headers": { "x": 1 } } }] } }),
+            json!({ "rules": { "a.test": [{ "transform": { "headers": { "x": "${e2b.secrets.KEY}" } } }] } }),
+            json!({ "rules": { "a.test": [{ "transform": { "headers": { "a b": "c" } } }] } }),
         ] {
             assert!(checked(Some(bad.clone()), None).is_err(), "{bad}");
         }

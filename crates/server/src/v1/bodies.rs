@@ -93,6 +93,10 @@ pub struct NewBody {
     /// operator allows it.
     #[serde(default, deserialize_with = "read_object_or_null", skip_serializing_if = "Option::is_none")]
     pub network: Option<NetworkTerms>,
+    /// Names of the secrets that the Body may use. Only a key of scope `admin` may give a Body secrets.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(max_items = 64)]
+    pub secrets: Vec<String>,
 }
 
 /// A directory or file of the host that the Body sees.
@@ -234,6 +238,10 @@ impl NewBody {
             )
             .hint("leave `mounts` out"));
         }
+        if !self.secrets.is_empty() && caller.scope < Scope::Admin {
+            return Err(Failure::new(Kind::Denied, "only a key of scope admin may give a Body secrets")
+                .hint("leave `secrets` out"));
+        }
         check_metadata(&self.metadata)?;
         let then = match self.on_timeout {
             TimeoutAction::Remove => Then::Kill,
@@ -265,6 +273,7 @@ impl NewBody {
             workdir: self.workdir,
             user: self.user,
             egress: network.unwrap_or_default().policy(&[])?,
+            secrets: self.secrets,
             lease: Some(lease),
             ..Create::kept()
         })

@@ -36,6 +36,7 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
         (name = "homes", description = "Home directories that outlive their Bodies."),
         (name = "agents", description = "Agents: a Brain that works in a Body, drives itself on, and asks where it must."),
         (name = "events", description = "The log of everything that happened."),
+        (name = "secrets", description = "Keys of services that Bodies use and never see."),
         (name = "keys", description = "API keys."),
         (name = "host", description = "The server, its host and its settings."),
     ),

@@ -234,6 +234,18 @@ impl FromRequestParts<App> for NameParam {
     }
 }
 
+/// Two names in the path.
+pub struct PairParam(pub String, pub String);
+
+impl FromRequestParts<App> for PairParam {
+    type Rejection = V1Refusal;
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, V1Refusal> {
+        let read: Result<Path<(String, String)>, PathRejection> = Path::from_request_parts(parts, app).await;
+        read.map(|Path((first, second))| Self(first, second))
+            .map_err(|_| Failure::new(Kind::NotFound, "no such resource").into())
+    }
+}
+
 /// The Body in the path, by its full id or its name.
 pub struct BodyParam(pub BodyId);
 

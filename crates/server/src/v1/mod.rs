@@ -27,6 +27,7 @@ mod network;
 mod page;
 mod pty;
 mod running;
+mod secrets;
 mod services;
 mod snapshots;
 mod storage;
@@ -77,6 +78,7 @@ fn described() -> (Router<App>, serde_json::Value) {
         .merge(bodies::router())
         .merge(running::router())
         .merge(network::router())
+        .merge(secrets::router())
         .merge(exec::router())
         .merge(files::router())
         .merge(pty::router())

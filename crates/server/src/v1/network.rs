@@ -1,5 +1,7 @@
 //! Routes for the network of a Body: show, replace and extend its policy.
 
+use std::collections::BTreeMap;
+
 use axum::{Json, extract::State};
 use fleet::{Fleet, NetworkRequest, NetworkState, PolicyChange, PolicyChanger, PolicyForce};
 use proto::{
@@ -14,8 +16,9 @@ use super::{
     bodies::own,
     error::{ErrorBody, V1Refusal},
     extract::{BodyParam, JsonBody as Sent, ReadAccess, RunAccess, read_objects},
+    secrets::BodySecret,
 };
-use crate::{App, Caller, authz};
+use crate::{App, Caller, InternetAccess, Scope, authz};
 
 /// Most presets of a request.
 const PRESETS_MAX: usize = 8;
@@ -29,7 +32,7 @@ pub fn router() -> OpenApiRouter<App> {
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({ "preset": ["registries"], "allow": ["api.example.org:443"] }))]
 pub struct NetworkTerms {
-    /// Presets: `closed`, `registries`, `models`, `git` (the remotes of the Body's repositories) or `open`.
+    /// Presets: `closed`, `registries`, `models`, `git` (the remotes of the Body's repositories), `research` or `open`.
     #[serde(default)]
     #[schema(max_items = 8)]
     pub preset: Vec<String>,
@@ -41,6 +44,10 @@ pub struct NetworkTerms {
     #[serde(default)]
     #[schema(max_items = 256)]
     pub deny: Vec<String>,
+    /// Targets whose connections wait for up to two minutes until a change of the policy allows or denies them.
+    #[serde(default)]
+    #[schema(max_items = 256)]
+    pub ask: Vec<String>,
     /// Further rules.
     #[serde(default, deserialize_with = "read_objects")]
     #[schema(max_items = 256)]
@@ -56,6 +63,9 @@ pub struct NetworkRule {
     pub action: NetworkAction,
     /// The targets, as `HOST[:PORTS][+MARK]`.
     pub to: String,
+    /// Headers that each request to the targets gets on its way out; `${NAME}` in a value stands for a secret of the Body.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub headers: BTreeMap<String, String>,
     /// The reason for the rule.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false, max_length = 200)]
@@ -79,6 +89,9 @@ pub enum NetworkAction {
     Allow,
     /// The Body may not, whatever allows them.
     Deny,
+    /// Connections wait for up to two minutes until a change of the policy allows or denies them; an event
+    /// `network.asked` tells of them.
+    Ask,
 }
 
 /// The policy of a Body.
@@ -88,6 +101,9 @@ struct NetworkPolicy {
     policy: bool,
     /// The rules.
     rules: Vec<NetworkRule>,
+    /// The secrets that the Body may use.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    secrets: Vec<BodySecret>,
     /// The number of the policy: each change has the next one.
     generation: u64,
     /// When the policy counts.
@@ -116,29 +132,31 @@ enum NetworkForce {
 
 impl From<NetworkRule> for EgressRule {
     fn from(rule: NetworkRule) -> Self {
-        let NetworkRule { action, to, why, matches, not_match } = rule;
+        let NetworkRule { action, to, headers, why, matches, not_match } = rule;
         let action = match action {
             NetworkAction::Allow => RuleAction::Allow,
             NetworkAction::Deny => RuleAction::Deny,
+            NetworkAction::Ask => RuleAction::Ask,
         };
-        Self { action, to, why, matches, not_match }
+        Self { action, to, headers, why, matches, not_match }
     }
 }
 
 impl From<EgressRule> for NetworkRule {
     fn from(rule: EgressRule) -> Self {
-        let EgressRule { action, to, why, matches, not_match } = rule;
+        let EgressRule { action, to, headers, why, matches, not_match } = rule;
         let action = match action {
             RuleAction::Allow => NetworkAction::Allow,
             RuleAction::Deny => NetworkAction::Deny,
+            RuleAction::Ask => NetworkAction::Ask,
         };
-        Self { action, to, why, matches, not_match }
+        Self { action, to, headers, why, matches, not_match }
     }
 }
 
 impl From<NetworkState> for NetworkPolicy {
     fn from(state: NetworkState) -> Self {
-        let NetworkState { id: _, policy, rules, generation, in_force, open, closed } = state;
+        let NetworkState { id: _, policy, rules, secrets, generation, in_force, open, closed } = state;
         let in_force = match in_force {
             PolicyForce::Now => NetworkForce::Now,
             PolicyForce::AtNextStart => NetworkForce::AtNextStart,
@@ -147,6 +165,7 @@ impl From<NetworkState> for NetworkPolicy {
         Self {
             policy,
             rules: rules.into_iter().map(Into::into).collect(),
+            secrets: secrets.into_iter().map(Into::into).collect(),
             generation,
             in_force,
             open,
@@ -162,6 +181,7 @@ impl NetworkTerms {
             ("preset", self.preset.len(), PRESETS_MAX),
             ("allow", self.allow.len(), RULES_MAX),
             ("deny", self.deny.len(), RULES_MAX),
+            ("ask", self.ask.len(), RULES_MAX),
             ("rules", self.rules.len(), RULES_MAX),
         ] {
             if len > max {
@@ -173,9 +193,12 @@ impl NetworkTerms {
         }
         let presets = self.preset.iter().map(|name| name.parse()).collect::<Result<_, _>>()?;
         let rules = self.rules.into_iter().map(Into::into).collect();
-        let request = NetworkRequest { presets, allow: self.allow, deny: self.deny, rules };
-        authz::check_network(app.config().internet, caller, &request)?;
-        Ok(request)
+        let (allow, deny, ask) = (self.allow, self.deny, self.ask);
+        let request = NetworkRequest { presets, allow, deny, ask, rules, ..NetworkRequest::default() };
+        let internet = app.config().internet;
+        authz::check_network(internet, caller, &request)?;
+        let asks = internet == InternetAccess::Asked && caller.scope < Scope::Admin;
+        Ok(NetworkRequest { asks, ..request })
     }
 }
 
