@@ -117,7 +117,7 @@ fn served(pal: &Pal) -> String {
 cli_test! {
     fn every_verb_prints_one_object_a_line(pal) {
         let mut walk = VerbWalk { pal, seen: BTreeSet::new() };
-        for empty in ["ls", "snapshot ls", "home ls", "home", "template ls", "template", "keys ls", "gc", "events"] {
+        for empty in ["ls", "snapshot ls", "home ls", "home", "template ls", "template", "keys ls", "secret ls", "gc", "events"] {
             assert_eq!(walk.ok(empty), Vec::<Value>::new(), "{empty}: an empty list is no line");
         }
         // Bodies and commands in them.
@@ -130,7 +130,13 @@ cli_test! {
         assert_eq!(walk.ok(&format!("net allow {body} pypi.org:443"))[0]["generation"], 1);
         walk.ok(&format!("net deny {body} evil.test"));
         walk.ok(&format!("net test {body} pypi.org:443"));
+        walk.ok(&format!("net ask {body} perhaps.test:443"));
         walk.ok(&format!("net learn {body}"));
+        assert_eq!(walk.ok("secret set key --to a.test -- printf value").len(), 1);
+        assert_eq!(walk.ok("secret ls").len(), 1);
+        assert_eq!(walk.ok(&format!("secret grant {body} key")).len(), 1);
+        assert_eq!(walk.ok(&format!("secret revoke {body} key")).len(), 1);
+        assert_eq!(walk.ok("secret rm key").len(), 1);
         let heard = walk.ok(&format!("exec {body} -- echo hello"));
         assert_eq!(heard.last().unwrap()["data"]["stdout"]["text"], "hello\n");
         walk.ok("run -- true");
@@ -194,12 +200,12 @@ cli_test! {
         let fields: Vec<&str> = served[0].as_object().unwrap().keys().map(String::as_str).collect();
         assert_eq!(fields, ["certificate", "pid", "secret", "secret_file", "url"], "a key is named by its id, and used by its secret");
         walk.seen.insert("serve".into());
-        // It follows a Body until the Body is removed.
-        walk.seen.insert("net watch".into());
+        // They follow a Body until it is removed, or forward until they are stopped.
+        walk.seen.extend(["net watch", "port forward"].map(str::to_owned));
         pal.line("gc");
         // Every command of the help was run.
         let mut all = verbs(pal, "");
-        for group in ["template", "snapshot", "home", "keys", "config", "events", "agent", "net"] {
+        for group in ["template", "snapshot", "home", "keys", "config", "events", "agent", "net", "port", "secret"] {
             all.extend(verbs(pal, group).into_iter().map(|verb| format!("{group} {verb}")));
         }
         all.retain(|verb| !verb.ends_with(" help"));

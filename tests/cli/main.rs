@@ -16,6 +16,8 @@ mod net;
 mod origin;
 mod pal;
 mod pipes;
+mod port;
+mod secret;
 mod setup;
 mod terminal;
 mod together;

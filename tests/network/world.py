@@ -17,6 +17,8 @@ import tempfile
 import threading
 import time
 
+from inspection import InspectedServer, inspection_cases, secret_cases
+
 PAL, LAYER, USER = sys.argv[1], sys.argv[2], int(sys.argv[3])
 # The servers' addresses look like those of the Internet; nothing leaves the two namespaces.
 HOST, SERVERS, OTHER = "11.0.0.1", "11.0.0.2", "11.0.0.3"
@@ -29,6 +31,9 @@ NAMES = {
     "metadata.test": "169.254.169.254",
     "here.test": HOST,
     "loop.test": "127.0.0.1",
+    "api.inspected.test": "11.0.0.4",
+    "free.inspected.test": "11.0.0.4",
+    "git.inspected.test": "11.0.0.4",
 }
 
 
@@ -121,7 +126,7 @@ def make_world(home):
     sh(f"ip link add here type veth peer name there netns {other.pid}")
     sh(f"ip addr add {HOST}/24 dev here && ip link set here up")
     inside = f"nsenter --net=/proc/{other.pid}/ns/net"
-    for address in (SERVERS, OTHER, "10.9.9.9", "169.254.169.254"):
+    for address in (SERVERS, OTHER, "11.0.0.4", "10.9.9.9", "169.254.169.254"):
         sh(f"{inside} ip addr add {address}/24 dev there")
     sh(f"{inside} ip link set lo up && {inside} ip link set there up")
     sh("ip route add 10.9.9.0/24 dev here && ip route add 169.254.0.0/16 dev here")
@@ -134,12 +139,7 @@ def make_world(home):
         file.writelines(f"{address} {name}\n" for name, address in NAMES.items())
     with open("/etc/resolv.conf", "w") as file:
         file.write("nameserver 127.0.0.1\noptions timeout:1 attempts:1\n")
-    certificate, key = os.path.join(home, "cert.pem"), os.path.join(home, "key.pem")
-    names = ",".join(f"DNS:{name}" for name in NAMES)
-    sh(
-        f"openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=web.test -addext subjectAltName={names}"
-        f" -keyout {key} -out {certificate} 2>/dev/null"
-    )
+    certificate, key = make_certificate(home)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
     context.set_alpn_protocols(["http/1.1"])
@@ -157,7 +157,25 @@ def make_world(home):
     if libc.setns(back, 0x40000000):
         raise OSError("cannot come back")
     servers[HOST, 80] = Server("0.0.0.0", 80, http)
-    return servers, other, certificate
+    return servers, other, InspectedServer(inside.split(), home, key, certificate)
+
+
+def make_certificate(home):
+    """Makes an authority that this machine trusts, and a certificate of it for all names."""
+    authority, certificate, key = (os.path.join(home, name) for name in ("authority.pem", "cert.pem", "key.pem"))
+    names = ",".join(f"DNS:{name}" for name in NAMES)
+    make_key = "openssl req -newkey rsa:2048 -nodes"
+    sh(f"{make_key} -x509 -days 2 -subj '/CN=the world' -keyout {home}/authority.key -out {authority} 2>/dev/null")
+    with open(f"{home}/names", "w") as file:
+        file.write(f"subjectAltName={names}\nbasicConstraints=CA:FALSE\nextendedKeyUsage=serverAuth\n")
+    sh(f"{make_key} -subj /CN=web.test -keyout {key} -out {home}/cert.csr 2>/dev/null")
+    sh(
+        f"openssl x509 -req -days 2 -in {home}/cert.csr -CA {authority} -CAkey {home}/authority.key -CAcreateserial"
+        f" -extfile {home}/names -out {certificate} 2>/dev/null"
+    )
+    with open(authority) as root, open("/etc/ssl/certs/ca-certificates.crt", "a") as bundle:
+        bundle.write("\n" + root.read())
+    return certificate, key
 
 
 class Pal:
@@ -192,14 +210,16 @@ def expect(what, right, seen=""):
 def main():
     home = tempfile.mkdtemp(prefix="palisade-network-")
     os.chmod(home, 0o755)
-    servers, other, certificate = make_world(home)
+    servers, other, inspected = make_world(home)
     pal = Pal(home)
     if LAYER == "microvm":
         shutil.rmtree(pal.data)
         pal.data = os.environ["MICROVM_DATA"]
     try:
-        cases(pal, servers, certificate)
+        cases(pal, servers, inspected)
     finally:
+        inspected.process.kill()
+        inspected.process.wait()
         other.kill()
         other.wait()
         if LAYER != "microvm":
@@ -209,7 +229,7 @@ def main():
     sys.exit(bool(FAILED))
 
 
-def cases(pal, servers, certificate):
+def cases(pal, servers, inspected):
     def body(*options):
         return pal("create", "--layer", LAYER, *options).stdout.strip()
 
@@ -221,6 +241,8 @@ def cases(pal, servers, certificate):
     def drained():
         return {place: seen for place, server in servers.items() if (seen := server.take()) != ([], 0)}
 
+    inspection_cases(pal, inspected, body, inside, expect)
+    secret_cases(pal, inspected, body, inside, expect, kill_egress)
     clean = "unset http_proxy https_proxy HTTP_PROXY HTTPS_PROXY; "
     curl = clean + f"curl -sS --max-time 10 -k "
     fine = body("--allow", "web.test", "--allow", "web.test:22", "--allow", "web.test:5432")

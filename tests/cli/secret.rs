@@ -1,0 +1,98 @@
+//! `pal secret`: values are stored, given to Bodies as placeholders, and printed by nothing.
+
+use std::{fs, path::Path};
+
+use serde_json::{Value, json};
+
+use crate::{cli_test, pal::Pal};
+
+const VALUE: &str = "s3cr3t-Value-0123456789";
+
+/// The secrets that a Body may use, by name.
+fn secrets_of(pal: &Pal, body: &str) -> Vec<Value> {
+    let shown: Value = serde_json::from_str(&pal.ok(&format!("net show {body} --json"))).unwrap();
+    shown.get("secrets").and_then(Value::as_array).cloned().unwrap_or_default()
+}
+
+/// Files below a directory that hold a text.
+fn files_with(dir: &Path, text: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(dir).unwrap().flatten() {
+        let (path, kind) = (entry.path(), entry.file_type().unwrap());
+        if kind.is_dir() {
+            found.extend(files_with(&path, text));
+        } else if kind.is_file() && fs::read(&path).is_ok_and(|bytes| has_text(&bytes, text.as_bytes())) {
+            found.push(path.to_string_lossy().into_owned());
+        }
+    }
+    found
+}
+
+fn has_text(bytes: &[u8], text: &[u8]) -> bool {
+    bytes.windows(text.len()).any(|window| window == text)
+}
+
+cli_test! {
+    /// A Body gets a placeholder, in its variables and for git, and gets and loses secrets while it runs.
+    fn a_body_uses_a_secret_that_it_never_sees(pal) {
+        let set = pal.feed(["secret", "set", "github", "--for", "github", "--to", "git.corp.test"], format!("{VALUE}\n").as_bytes());
+        assert!(set.status.success() && set.stdout == b"github\n", "{set:?}");
+        let body = pal.ok("create --secret github");
+        let env = pal.ok(&format!("exec {body} -- /bin/sh -c env"));
+        let token = env.lines().find_map(|line| line.strip_prefix("GH_TOKEN=")).unwrap();
+        assert!(token.starts_with("ghp_palph0") && env.contains("credential.https://git.corp.test.helper"), "{env}");
+        assert_eq!(secrets_of(pal, &body)[0]["placeholder"], token);
+        let listed: Value = serde_json::from_str(&pal.ok("secret ls --json")).unwrap();
+        assert_eq!((&listed["source"], &listed["bodies"]), (&json!("stored"), &json!([body])));
+        assert!(pal.ok(&format!("net test {body} api.github.com:443")).contains("the secret github"));
+
+        // Another one is granted and revoked while the Body runs; commands that start afterwards have its variable.
+        pal.ok("secret set stripe --to api.stripe.test --env STRIPE_KEY -- printf value-of-stripe");
+        assert_eq!(pal.ok(&format!("secret grant {body} stripe")), "stripe");
+        let stripe = pal.ok(&format!("exec {body} -- printenv STRIPE_KEY"));
+        assert!(stripe.starts_with("palph0"), "{stripe}");
+        let refused = pal.line("secret rm stripe");
+        assert!(refused.code == 122 && refused.talk.contains("--force"), "{refused:?}");
+        assert_eq!(pal.ok(&format!("secret revoke {body} stripe")), "stripe");
+        assert_eq!(pal.line(&format!("exec {body} -- printenv STRIPE_KEY")).code, 1);
+        let none = pal.line(&format!("secret revoke {body} stripe"));
+        assert_eq!(none.code, 121, "{none:?}");
+
+        // A fork has the placeholder of its parent; a secret that is removed by force is gone from both.
+        let fork = pal.ok(&format!("fork {body}"));
+        assert_eq!(secrets_of(pal, &fork)[0]["placeholder"], token);
+        pal.ok("secret rm --force github stripe");
+        assert_eq!((secrets_of(pal, &body), secrets_of(pal, &fork)), (vec![], vec![]));
+        assert_eq!(pal.line(&format!("exec {body} -- printenv GH_TOKEN")).code, 1);
+        assert_eq!(files_with(&pal.data(), VALUE), Vec::<String>::new());
+        let kinds: Vec<Value> = pal.events().iter().map(|event| event["type"].clone()).collect();
+        assert!(kinds.contains(&json!("secret.stored")) && kinds.contains(&json!("secret.removed")), "{kinds:?}");
+        for id in [body, fork] {
+            pal.ok(&format!("rm --force {id}"));
+        }
+    }
+}
+
+cli_test! {
+    /// A secret that could not work is refused when it is set, with the way out; nothing prints a value.
+    fn mistakes_are_named_when_a_secret_is_set(pal) {
+        for (line, said) in [
+            ("secret set a -- printf x", "names no host"),
+            ("secret set a --to * -- printf x", "is not a host"),
+            ("secret set A --to a.test -- printf x", "cannot be the name"),
+            ("secret set a --to a.test --header user-agent -- printf x", "no secret belongs"),
+            ("secret set a --to a.test -- false", "gave none"),
+            ("secret set a --to a.test --file /nonexistent", "cannot be read"),
+            ("secret set a --to a.test --from-env PALISADE_NOT_SET", "does not have"),
+            ("secret set a --for nothing -- printf x", "nothing"),
+            ("create --secret nothing", "there is no secret \"nothing\""),
+            ("secret rm nothing", "there is no secret"),
+        ] {
+            let refused = pal.line(line);
+            assert!(refused.code != 0 && refused.talk.contains(said), "{line}: {refused:?}");
+        }
+        let empty = pal.feed(["secret", "set", "a", "--to", "a.test"], b"\n");
+        assert!(!empty.status.success() && String::from_utf8_lossy(&empty.stderr).contains("is empty"), "{empty:?}");
+        assert_eq!(pal.ok("secret ls --json"), "");
+    }
+}
