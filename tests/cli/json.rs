@@ -201,7 +201,7 @@ cli_test! {
         assert_eq!(fields, ["certificate", "pid", "secret", "secret_file", "url"], "a key is named by its id, and used by its secret");
         walk.seen.insert("serve".into());
         // They follow a Body until it is removed, or forward until they are stopped.
-        walk.seen.extend(["net watch", "port forward"].map(str::to_owned));
+        walk.seen.extend(["net watch", "port", "port forward"].map(str::to_owned));
         pal.line("gc");
         // Every command of the help was run.
         let mut all = verbs(pal, "");

@@ -18,7 +18,7 @@ use crate::{
 /// A server inside a Body that answers each line with `got LINE`.
 const ECHO: &str = "import socketserver\n\
 class H(socketserver.StreamRequestHandler):\n    def handle(self):\n        for line in self.rfile:\n            self.wfile.write(b'got ' + line)\n\
-class S(socketserver.ThreadingTCPServer):\n    allow_reuse_address = True\n\
+class S(socketserver.ThreadingTCPServer):\n    allow_reuse_address = True\n    request_queue_size = 64\n\
 server = S(('127.0.0.1', 7000), H)\nprint('listening', flush=True)\nserver.serve_forever()\n";
 
 fn ask(address: &str, line: &str) -> std::io::Result<String> {

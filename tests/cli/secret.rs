@@ -47,7 +47,8 @@ cli_test! {
         assert!(pal.ok(&format!("net test {body} api.github.com:443")).contains("the secret github"));
 
         // Another one is granted and revoked while the Body runs; commands that start afterwards have its variable.
-        pal.ok("secret set stripe --to api.stripe.test --env STRIPE_KEY -- printf value-of-stripe");
+        let unused = pal.line("secret set stripe --to api.stripe.test --env STRIPE_KEY -- printf value-of-stripe");
+        assert!(unused.code == 0 && unused.talk.contains("pal secret grant BODY stripe"), "{unused:?}");
         assert_eq!(pal.ok(&format!("secret grant {body} stripe")), "stripe");
         let stripe = pal.ok(&format!("exec {body} -- printenv STRIPE_KEY"));
         assert!(stripe.starts_with("palph0"), "{stripe}");

@@ -136,11 +136,11 @@ def inspection_cases(pal, server, body, inside, expect):
         pal("rm", "--force", name)
 
 
-def secret_cases(pal, server, body, inside, expect, kill_egress):
+def secret_cases(pal, server, body, inside, expect, kill_egress, drained):
     clean = "unset http_proxy https_proxy HTTP_PROXY HTTPS_PROXY; "
     pal("secret", "set", "key", "--to", "api.inspected.test", "--header", "authorization", "--basic", "--query", "--body", "--env", "API_KEY", input=VALUE + "\n")
     pal("secret", "set", "gitkey", "--to", "git.inspected.test", "--basic", "--git", "--env", "GIT_KEY", input="git-" + VALUE)
-    holder = body("--secret", "key", "--secret", "gitkey", "--allow", "free.inspected.test")
+    holder = body("--secret", "key", "--secret", "gitkey", "--allow", "free.inspected.test", "--allow", "web.test:80")
     curl = clean + "curl -sS --max-time 20 "
     url = "https://api.inspected.test"
     text, _, _ = inside(holder, "printenv API_KEY")
@@ -174,8 +174,9 @@ def secret_cases(pal, server, body, inside, expect, kill_egress):
     text, _, _ = inside(holder, curl + "-H \"Authorization: Bearer $API_KEY\" https://free.inspected.test/a")
     seen = server.take()
     expect("another host gets the placeholder", [one["headers"]["authorization"] for one in seen] == [f"Bearer {placeholder}"], (text, seen))
-    text, _, _ = inside(holder, curl + "-H \"Authorization: Bearer $API_KEY\" http://free.inspected.test/a")
-    expect("no secret goes over plain http", "no secret goes over plain http" in text and server.take() == [], text)
+    text, _, _ = inside(holder, curl + "-H \"Authorization: Bearer $API_KEY\" http://web.test/a")
+    arrived = [data for found in drained().values() for data in found[0]]
+    expect("no secret goes over plain http", "no secret goes over plain http" in text and arrived == [], (text, arrived))
 
     # git asks the helper, which gives the placeholder.
     text, _, _ = inside(holder, clean + "GIT_TERMINAL_PROMPT=0 timeout 30 git ls-remote https://git.inspected.test/auth/repo.git")
@@ -205,7 +206,7 @@ def secret_cases(pal, server, body, inside, expect, kill_egress):
     values = [VALUE, f"git-{VALUE}"]
     told = "".join(
         pal(*words, check=False).stdout
-        for words in (["events", "--json"], ["logs", holder], ["inspect", holder, "--json"], ["net", "show", holder, "--json"], ["secret", "ls", "--json"], ["net", "watch", holder, "--json"] if False else ["ls", "--json"])
+        for words in (["events", "--json"], ["logs", holder], ["inspect", holder, "--json"], ["net", "show", holder, "--json"], ["secret", "ls", "--json"], ["ls", "--json"])
     )
     expect("no output of pal has a value", not leaks(told.encode(), values) and "palph0" in told)
     found = []

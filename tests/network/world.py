@@ -242,7 +242,7 @@ def cases(pal, servers, inspected):
         return {place: seen for place, server in servers.items() if (seen := server.take()) != ([], 0)}
 
     inspection_cases(pal, inspected, body, inside, expect)
-    secret_cases(pal, inspected, body, inside, expect, kill_egress)
+    secret_cases(pal, inspected, body, inside, expect, kill_egress, drained)
     clean = "unset http_proxy https_proxy HTTP_PROXY HTTPS_PROXY; "
     curl = clean + f"curl -sS --max-time 10 -k "
     fine = body("--allow", "web.test", "--allow", "web.test:22", "--allow", "web.test:5432")
@@ -322,7 +322,7 @@ def cases(pal, servers, inspected):
     expect("an address that is named", (OTHER, 80) in drained(), text)
 
     # The policy changes while the Body runs.
-    text, _, _ = inside(closed if False else fine, curl + "http://evil.test/")
+    text, _, _ = inside(fine, curl + "http://evil.test/")
     expect("evil before", drained() == {}, text)
     pal("net", "allow", fine, "evil.test:80")
     text, _, _ = inside(fine, curl + "http://evil.test/")

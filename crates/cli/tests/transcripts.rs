@@ -305,7 +305,7 @@ fn a_data_directory_that_cannot_be_used_is_told_with_a_hint() {
 }
 
 /// Every command, so that each one has help.
-const VERBS: [&str; 39] = [
+const VERBS: [&str; 41] = [
     "up",
     "prepare",
     "run",
@@ -317,6 +317,8 @@ const VERBS: [&str; 39] = [
     "ps",
     "limit",
     "net",
+    "port",
+    "secret",
     "logs",
     "diff",
     "log",

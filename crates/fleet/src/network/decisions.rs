@@ -41,6 +41,10 @@ pub fn judge_target(body: &BodyId, rules: &[EgressRule], target: &str) -> Result
     };
     let policy = Policy::new(rules).map_err(|error| Failure::new(Kind::Internal, error.to_string()))?;
     let (method, place, path) = split_request(target);
+    if method.is_some_and(|method| method.is_empty() || !method.bytes().all(|byte| byte.is_ascii_uppercase()))
+    {
+        return Err(not_a_target());
+    }
     let has_port = place.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
     let whole = if has_port { place.to_owned() } else { format!("{place}:{USUAL_PORT}") };
     let (to, judged) = match whole.parse::<SocketAddr>() {
@@ -219,7 +223,8 @@ mod tests {
         );
         assert!(!judge("api.test/other").allowed);
         assert!(judge_target(&body(), &rules, "https://pypi.org").is_err());
-        assert!(judge_target(&body(), &rules, "a b:1").is_err());
+        assert!(judge_target(&body(), &rules, "get api.test").is_err(), "methods are in upper case");
+        assert!(judge_target(&body(), &rules, "a b c:1").is_err());
     }
 
     #[test]

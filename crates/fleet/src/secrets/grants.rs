@@ -207,7 +207,7 @@ mod tests {
         assert_eq!(shown(&egress)[2..], ["allow b.test:8443 (the secret two)"]);
         assert!(!env.contains_key("KEY") && env.contains_key("TWO"));
         assert!(!remove_grant(&mut egress, &mut env, "one", &others));
-        assert!(remove_grant(&mut egress, &mut env, "two", &others));
+        assert!(remove_grant(&mut egress, &mut env, "two", &[two]));
         assert_eq!((shown(&egress).len(), env.len()), (2, 1));
         Policy::new(&egress.all_rules()).unwrap();
     }

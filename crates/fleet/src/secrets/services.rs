@@ -43,7 +43,7 @@ const fn bearer(
 }
 
 /// All services.
-pub const SERVICES: &[SecretService] = &[
+pub static SERVICES: &[SecretService] = &[
     SecretService {
         headers: &["x-api-key", "authorization"],
         ..bearer("anthropic", &["api.anthropic.com"], &["ANTHROPIC_API_KEY"], Some("sk-ant-"))

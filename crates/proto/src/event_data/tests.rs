@@ -76,6 +76,7 @@ fn written_before() -> Vec<(&'static str, Value)> {
         ("home.removed", json!({"home": "h"})),
         ("network.allowed", json!({"to": "pypi.org:443", "allowed": true, "why": "w"})),
         ("network.denied", json!({"to": "evil.example:443", "allowed": false, "why": "w"})),
+        ("network.asked", json!({"to": "a.example:443", "allowed": false, "why": "w"})),
         ("network.counted", json!({"to": "a.example:443", "allowed": true, "why": "w", "count": 3})),
         ("network.named", json!({"to": "pypi.org", "address": "198.18.0.1"})),
         (
