@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 
+from clients import ADDRESS as CLIENTS, NAME as CLIENTS_NAME, ClientServers, client_cases
 from inspection import InspectedServer, inspection_cases, secret_cases
 
 PAL, LAYER, USER = sys.argv[1], sys.argv[2], int(sys.argv[3])
@@ -34,6 +35,7 @@ NAMES = {
     "api.inspected.test": "11.0.0.4",
     "free.inspected.test": "11.0.0.4",
     "git.inspected.test": "11.0.0.4",
+    CLIENTS_NAME: CLIENTS,
 }
 
 
@@ -126,7 +128,7 @@ def make_world(home):
     sh(f"ip link add here type veth peer name there netns {other.pid}")
     sh(f"ip addr add {HOST}/24 dev here && ip link set here up")
     inside = f"nsenter --net=/proc/{other.pid}/ns/net"
-    for address in (SERVERS, OTHER, "11.0.0.4", "10.9.9.9", "169.254.169.254"):
+    for address in (SERVERS, OTHER, "11.0.0.4", CLIENTS, "10.9.9.9", "169.254.169.254"):
         sh(f"{inside} ip addr add {address}/24 dev there")
     sh(f"{inside} ip link set lo up && {inside} ip link set there up")
     sh("ip route add 10.9.9.0/24 dev here && ip route add 169.254.0.0/16 dev here")
@@ -157,7 +159,8 @@ def make_world(home):
     if libc.setns(back, 0x40000000):
         raise OSError("cannot come back")
     servers[HOST, 80] = Server("0.0.0.0", 80, http)
-    return servers, other, InspectedServer(inside.split(), home, key, certificate)
+    inspected = InspectedServer(inside.split(), home, key, certificate)
+    return servers, other, inspected, ClientServers(inside.split(), home, key, certificate)
 
 
 def make_certificate(home):
@@ -210,14 +213,15 @@ def expect(what, right, seen=""):
 def main():
     home = tempfile.mkdtemp(prefix="palisade-network-")
     os.chmod(home, 0o755)
-    servers, other, inspected = make_world(home)
+    servers, other, inspected, clients = make_world(home)
     pal = Pal(home)
     if LAYER == "microvm":
         shutil.rmtree(pal.data)
         pal.data = os.environ["MICROVM_DATA"]
     try:
-        cases(pal, servers, inspected)
+        cases(pal, servers, inspected, clients)
     finally:
+        clients.stop()
         inspected.process.kill()
         inspected.process.wait()
         other.kill()
@@ -229,7 +233,7 @@ def main():
     sys.exit(bool(FAILED))
 
 
-def cases(pal, servers, inspected):
+def cases(pal, servers, inspected, clients):
     def body(*options):
         return pal("create", "--layer", LAYER, *options).stdout.strip()
 
@@ -243,6 +247,7 @@ def cases(pal, servers, inspected):
 
     inspection_cases(pal, inspected, body, inside, expect)
     secret_cases(pal, inspected, body, inside, expect, kill_egress, drained)
+    client_cases(pal, clients, body, inside, expect)
     clean = "unset http_proxy https_proxy HTTP_PROXY HTTPS_PROXY; "
     curl = clean + f"curl -sS --max-time 10 -k "
     fine = body("--allow", "web.test", "--allow", "web.test:22", "--allow", "web.test:5432")
