@@ -2,7 +2,8 @@
 
 use ring::signature::{
     ECDSA_P256_SHA256_FIXED, ECDSA_P384_SHA384_FIXED, ED25519, RSA_PKCS1_2048_8192_SHA256,
-    RSA_PKCS1_2048_8192_SHA512, RsaParameters, RsaPublicKeyComponents, UnparsedPublicKey, VerificationAlgorithm,
+    RSA_PKCS1_2048_8192_SHA512, RsaParameters, RsaPublicKeyComponents, UnparsedPublicKey,
+    VerificationAlgorithm,
 };
 
 use super::wire::SshReader;
@@ -12,7 +13,10 @@ enum PublicKey<'a> {
     Ed25519(&'a [u8]),
     /// A point, and the length of one of its numbers.
     Ecdsa(&'static dyn VerificationAlgorithm, &'a [u8], usize),
-    Rsa { n: &'a [u8], e: &'a [u8] },
+    Rsa {
+        n: &'a [u8],
+        e: &'a [u8],
+    },
 }
 
 /// Whether this is a public key whose signatures can be checked: Ed25519, ECDSA of 256 or 384 bits, or RSA.
@@ -22,7 +26,8 @@ pub fn is_host_key(key: &[u8]) -> bool {
 
 fn parse(key: &[u8]) -> Option<PublicKey<'_>> {
     let mut reader = SshReader::new(key);
-    let ecdsa = |mut reader: SshReader<'_>, curve: &[u8]| reader.string().filter(|named| *named == curve).is_some();
+    let ecdsa =
+        |mut reader: SshReader<'_>, curve: &[u8]| reader.string().filter(|named| *named == curve).is_some();
     let parsed = match reader.string()? {
         b"ssh-ed25519" => PublicKey::Ed25519(reader.string()?),
         b"ecdsa-sha2-nistp256" if ecdsa(reader.clone(), b"nistp256") => {

@@ -9,8 +9,8 @@ use ring::{
     rand::SystemRandom,
     rsa::{KeyPairComponents, PublicKeyComponents},
     signature::{
-        ECDSA_P256_SHA256_FIXED_SIGNING, ECDSA_P384_SHA384_FIXED_SIGNING, EcdsaKeyPair, EcdsaSigningAlgorithm,
-        Ed25519KeyPair, RSA_PKCS1_SHA256, RSA_PKCS1_SHA512, RsaEncoding, RsaKeyPair,
+        ECDSA_P256_SHA256_FIXED_SIGNING, ECDSA_P384_SHA384_FIXED_SIGNING, EcdsaKeyPair,
+        EcdsaSigningAlgorithm, Ed25519KeyPair, RSA_PKCS1_SHA256, RSA_PKCS1_SHA512, RsaEncoding, RsaKeyPair,
     },
 };
 use zeroize::Zeroizing;
@@ -84,7 +84,8 @@ impl SshPrivateKey {
                 (false, false) => SshKeyError::Damaged,
             });
         };
-        let packed = Zeroizing::new(body.bytes().filter(|byte| !byte.is_ascii_whitespace()).collect::<Vec<u8>>());
+        let packed =
+            Zeroizing::new(body.bytes().filter(|byte| !byte.is_ascii_whitespace()).collect::<Vec<u8>>());
         let bytes = Zeroizing::new(STANDARD.decode(&*packed).map_err(|_| SshKeyError::Damaged)?);
         Self::read(&bytes)
     }

@@ -32,9 +32,13 @@ impl MadeKey {
     /// Whether ssh-keygen accepts a signature of a message.
     fn accepts(&self, signature: &[u8], message: &[u8]) -> bool {
         let mut whole = b"SSHSIG\0\0\0\x01".to_vec();
-        [&self.public()[..], b"test", b"", b"sha512", signature].iter().for_each(|part| put_string(&mut whole, part));
-        let armored =
-            format!("-----BEGIN SSH SIGNATURE-----\n{}\n-----END SSH SIGNATURE-----\n", STANDARD.encode(whole));
+        [&self.public()[..], b"test", b"", b"sha512", signature]
+            .iter()
+            .for_each(|part| put_string(&mut whole, part));
+        let armored = format!(
+            "-----BEGIN SSH SIGNATURE-----\n{}\n-----END SSH SIGNATURE-----\n",
+            STANDARD.encode(whole)
+        );
         std::fs::write(self.0.join("signature"), armored).unwrap();
         std::fs::write(self.0.join("message"), message).unwrap();
         let checked = Command::new("ssh-keygen")
@@ -84,7 +88,10 @@ fn ssh_keygen_accepts_signatures_of_each_type_of_key() {
             let mut bad = signature.clone();
             *bad.last_mut().unwrap() ^= 1;
             assert!(!verify(key.public(), &bad, &enveloped(message.as_bytes())), "{name}");
-            assert!(!verify(key.public(), &[&signature[..], &[0]].concat(), &enveloped(message.as_bytes())), "{name}");
+            assert!(
+                !verify(key.public(), &[&signature[..], &[0]].concat(), &enveloped(message.as_bytes())),
+                "{name}"
+            );
         }
         if algorithm.starts_with("rsa") {
             assert_eq!(key.sign(b"x", 0), None, "no signature with SHA-1");

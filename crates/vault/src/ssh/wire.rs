@@ -87,7 +87,8 @@ mod tests {
         put_mpint(&mut message, &[0, 0]);
         let read = |message: &[u8]| {
             let mut reader = SshReader::new(message);
-            let read = (reader.byte()?, reader.number()?, reader.string()?.to_vec(), reader.mpint()?.to_vec());
+            let read =
+                (reader.byte()?, reader.number()?, reader.string()?.to_vec(), reader.mpint()?.to_vec());
             assert_eq!(reader.mpint()?, b"");
             reader.finish(read)
         };
