@@ -280,6 +280,16 @@ impl Proxy {
     }
 }
 
+/// Answers messages of a client where there are no keys: nothing is signed.
+#[cfg(feature = "fuzzing")]
+pub fn answer_without_keys<'a>(messages: impl Iterator<Item = &'a [u8]>) {
+    let (agent, mut session) = (SshAgent::default(), BoundSession::default());
+    for message in messages {
+        assert!(!matches!(agent.answer(message, &mut session), Ok(AgentReply::Signed(_))));
+        let _ = login::Login::parse(message);
+    }
+}
+
 async fn read_message<S: ClientStream>(client: &mut ProxyClient<S>) -> io::Result<Vec<u8>> {
     let len = client.read_u32().await?;
     let len =
