@@ -119,6 +119,8 @@ fn write_all() {
     put("egress_http", "request", &[2, 5, 9], REQUEST.trim_ascii_end());
     put("egress_http", "url", &[0], b"GET http://a.test:80/x?y HTTP/1.0\r\nHost: a.test\r\nRange: bytes=1-");
     put("egress_http", "chunks", &[2, 5, 9], b"5\r\nhello\r\n0\r\nx: y\r\n\r\n");
+    put("egress_ssh", "messages", &[], b"\0\0\0\x01\x0b\0\0\0\x12\x1b\0\0\0\x05query\0\0\0\0\0\0\0\0\0\0\0\x0d\x0d\0\0\0\0\0\0\0\0\0\0\0\0");
+    put("egress_ssh", "known", &[], b"a.test ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl\n|1|c2FsdA==|aGFzaA== ssh-ed25519 AAAA\n");
     put("log", "none", &[], &log(0));
     put("log", "few", &[], &log(3));
     put("log", "more", &[], &log(12));

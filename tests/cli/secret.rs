@@ -1,6 +1,6 @@
 //! `pal secret`: values are stored, given to Bodies as placeholders, and printed by nothing.
 
-use std::{fs, path::Path};
+use std::{fs, path::Path, process::Command};
 
 use serde_json::{Value, json};
 
@@ -94,6 +94,12 @@ cli_test! {
             ("secret set a --for nothing -- printf x", "nothing"),
             ("create --secret nothing", "there is no secret \"nothing\""),
             ("secret rm nothing", "there is no secret"),
+            ("secret set a --ssh -- printf x", "names no host"),
+            ("secret set a --ssh --to *.test -- printf x", "is not a host"),
+            ("secret set a --ssh --to unknown.test -- printf x", "is not known"),
+            ("secret set a --ssh --to a.test --host-key a.test -- printf x", "is not the key of a host"),
+            ("secret set a --ssh --to a.test --header x-key -- printf x", "cannot be used with"),
+            ("secret set a --to a.test --ssh-user git -- printf x", "--ssh"),
         ] {
             let refused = pal.line(line);
             assert!(refused.code != 0 && refused.talk.contains(said), "{line}: {refused:?}");
@@ -101,5 +107,51 @@ cli_test! {
         let empty = pal.feed(["secret", "set", "a", "--to", "a.test"], b"\n");
         assert!(!empty.status.success() && String::from_utf8_lossy(&empty.stderr).contains("is empty"), "{empty:?}");
         assert_eq!(pal.ok("secret ls --json"), "");
+    }
+}
+
+/// The text of a new private key, with this passphrase.
+fn make_key(dir: &Path, passphrase: &str) -> String {
+    let file = dir.join("key");
+    let _ = fs::remove_file(&file);
+    let arguments = ["-q", "-t", "ed25519", "-C", "", "-N", passphrase, "-f"];
+    assert!(Command::new("ssh-keygen").args(arguments).arg(&file).status().unwrap().success());
+    let text = fs::read_to_string(&file).unwrap();
+    fs::remove_file(file).unwrap();
+    text
+}
+
+cli_test! {
+    /// A key of ssh is stored sealed, and a Body has an agent and the public keys of the hosts.
+    fn a_body_has_an_agent_and_not_the_key(pal) {
+        const HOST_KEY: &str = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl";
+        let dir = std::env::temp_dir().join(format!("palisade-cli-ssh-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        let (key, known) = (make_key(&dir, ""), format!("git.test {HOST_KEY}"));
+        let set = ["secret", "set", "deploy", "--ssh", "--to", "git.test", "--host-key", &known];
+        let refused = pal.feed(set, make_key(&dir, "passphrase").as_bytes());
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(!refused.status.success() && said.contains("a passphrase protects it") && said.contains("ssh-keygen -p"), "{said}");
+        assert!(!pal.feed(set, b"hunter2").status.success());
+        let stored = pal.feed(set, key.as_bytes());
+        assert!(stored.status.success(), "{stored:?}");
+        let listed: Value = serde_json::from_str(&pal.ok("secret ls --json")).unwrap();
+        assert_eq!((&listed["hosts"], &listed["ssh"]), (&json!(["git.test:22"]), &json!({ "users": ["git"], "host_keys": [known] })));
+        assert!(pal.ok("secret ls").contains("ssh:git"));
+        let body = pal.ok("create --secret deploy");
+        let env = pal.ok(&format!("exec {body} -- /bin/sh -c env"));
+        assert!(env.contains("SSH_AUTH_SOCK=/run/palisade/egress.sock\n") && env.contains(HOST_KEY), "{env}");
+        let keys = pal.ok(&format!("exec {body} -- ssh-add -l"));
+        assert!(keys.contains("deploy (ED25519)"), "{keys}");
+        assert!(pal.ok(&format!("net show {body}")).contains("git.test:22+tcp"));
+        pal.ok(&format!("secret revoke {body} deploy"));
+        assert!(!pal.ok(&format!("net show {body}")).contains("git.test"));
+        let keys = pal.line(&format!("exec {body} -- ssh-add -l"));
+        assert!(keys.code == 1 && keys.out.contains("no identities"), "{keys:?}");
+        let secret_line = key.lines().nth(2).unwrap();
+        assert_eq!(files_with(&pal.data(), secret_line), Vec::<String>::new());
+        pal.ok(&format!("rm --force {body}"));
+        pal.ok("secret rm deploy");
+        fs::remove_dir_all(dir).unwrap();
     }
 }

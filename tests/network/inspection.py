@@ -233,7 +233,7 @@ def secret_cases(pal, server, body, inside, expect, kill_egress, drained):
 def leaks(data, values):
     """Whether bytes have a value as it is, in base64 at any alignment, in hexadecimal, percent-encoded or escaped for JSON."""
     for value in values:
-        raw = value.encode()
+        raw = value if isinstance(value, bytes) else value.encode()
         forms = [raw, raw.hex().encode(), raw.hex().upper().encode(), "".join(f"\\u{byte:04x}" for byte in raw).encode()]
         forms.append("".join(chr(byte) if chr(byte).isalnum() or chr(byte) in "-._~" else f"%{byte:02X}" for byte in raw).encode())
         for front in range(3):

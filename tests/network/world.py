@@ -19,6 +19,7 @@ import time
 
 from clients import ADDRESS as CLIENTS, NAME as CLIENTS_NAME, ClientServers, client_cases
 from inspection import InspectedServer, inspection_cases, secret_cases
+from ssh_keys import HOSTS as SSH_HOSTS, SshServers, ssh_cases
 
 PAL, LAYER, USER = sys.argv[1], sys.argv[2], int(sys.argv[3])
 # The servers' addresses look like those of the Internet; nothing leaves the two namespaces.
@@ -36,6 +37,7 @@ NAMES = {
     "free.inspected.test": "11.0.0.4",
     "git.inspected.test": "11.0.0.4",
     CLIENTS_NAME: CLIENTS,
+    **SSH_HOSTS,
 }
 
 
@@ -128,7 +130,7 @@ def make_world(home):
     sh(f"ip link add here type veth peer name there netns {other.pid}")
     sh(f"ip addr add {HOST}/24 dev here && ip link set here up")
     inside = f"nsenter --net=/proc/{other.pid}/ns/net"
-    for address in (SERVERS, OTHER, "11.0.0.4", CLIENTS, "10.9.9.9", "169.254.169.254"):
+    for address in (SERVERS, OTHER, "11.0.0.4", CLIENTS, *SSH_HOSTS.values(), "10.9.9.9", "169.254.169.254"):
         sh(f"{inside} ip addr add {address}/24 dev there")
     sh(f"{inside} ip link set lo up && {inside} ip link set there up")
     sh("ip route add 10.9.9.0/24 dev here && ip route add 169.254.0.0/16 dev here")
@@ -160,7 +162,7 @@ def make_world(home):
         raise OSError("cannot come back")
     servers[HOST, 80] = Server("0.0.0.0", 80, http)
     inspected = InspectedServer(inside.split(), home, key, certificate)
-    return servers, other, inspected, ClientServers(inside.split(), home, key, certificate)
+    return servers, other, inspected, ClientServers(inside.split(), home, key, certificate), SshServers(inside.split(), home)
 
 
 def make_certificate(home):
@@ -213,15 +215,16 @@ def expect(what, right, seen=""):
 def main():
     home = tempfile.mkdtemp(prefix="palisade-network-")
     os.chmod(home, 0o755)
-    servers, other, inspected, clients = make_world(home)
+    servers, other, inspected, clients, ssh = make_world(home)
     pal = Pal(home)
     if LAYER == "microvm":
         shutil.rmtree(pal.data)
         pal.data = os.environ["MICROVM_DATA"]
     try:
-        cases(pal, servers, inspected, clients)
+        cases(pal, servers, inspected, clients, ssh)
     finally:
         clients.stop()
+        ssh.stop()
         inspected.process.kill()
         inspected.process.wait()
         other.kill()
@@ -233,7 +236,7 @@ def main():
     sys.exit(bool(FAILED))
 
 
-def cases(pal, servers, inspected, clients):
+def cases(pal, servers, inspected, clients, ssh):
     def body(*options):
         return pal("create", "--layer", LAYER, *options).stdout.strip()
 
@@ -245,6 +248,7 @@ def cases(pal, servers, inspected, clients):
     def drained():
         return {place: seen for place, server in servers.items() if (seen := server.take()) != ([], 0)}
 
+    ssh_cases(pal, ssh, body, inside, expect, kill_egress)
     inspection_cases(pal, inspected, body, inside, expect)
     secret_cases(pal, inspected, body, inside, expect, kill_egress, drained)
     client_cases(pal, clients, body, inside, expect)

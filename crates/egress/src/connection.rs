@@ -141,7 +141,7 @@ impl Proxy {
         if let Err(denial) = self.allow(target) {
             return Ok(Err(denial));
         }
-        splice(client, upstream, None).await
+        splice(client, upstream, None, None).await
     }
 
     /// Any protocol. A server may speak first, so the decision is recorded before the program has sent a byte.
@@ -152,7 +152,7 @@ impl Proxy {
         target: &Target,
     ) -> io::Result<Result<(), Denial>> {
         match self.allow(target) {
-            Ok(()) => splice(client, upstream, Some(target)).await,
+            Ok(()) => splice(client, upstream, Some(target), self.ssh.watch(target)).await,
             Err(denial) => Ok(Err(denial)),
         }
     }

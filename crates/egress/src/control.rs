@@ -69,6 +69,7 @@ impl Proxy {
         }
         self.certificates.set_authority(orders.authority.as_ref(), self.key.as_ref())?;
         *self.secrets.borrow_mut() = Rc::new(SecretTable::open(&orders.secrets, self.key.as_ref()));
+        self.ssh.set(&orders.ssh_keys, self.key.as_ref());
         self.journal.borrow_mut().set_flush(orders.flush);
         self.generation.set(orders.generation);
         let closed = self.flows.close_denied(&policy);

@@ -5,7 +5,10 @@ use std::net::IpAddr;
 use proto::egress::{
     EgressSecret, PLACEHOLDER_MARK, Permit, Policy, Protocol, RequestPermit, RequestTarget, SecretFields,
 };
-use vault::SealKey;
+use vault::{
+    SealKey,
+    ssh::{KnownHost, SshPrivateKey, SshReader, known_hosts_of, verify},
+};
 
 use crate::{
     client_hello::{HELLO_LEN_MAX, HelloReader},
@@ -15,6 +18,7 @@ use crate::{
     http_head::HttpRequest,
     inspect::{Injector, Mask, Rewrite},
     secrets::{SecretTable, has_placeholder},
+    ssh_agent,
     target::{Host, Target},
 };
 
@@ -170,4 +174,16 @@ pub fn address(octets: [u8; 4]) {
     let v4 = std::net::Ipv4Addr::from(octets);
     let is_inner = |address: IpAddr| crate::address::is_inner(address);
     assert_eq!(is_inner(v4.into()), is_inner(v4.to_ipv6_mapped().into()));
+}
+
+/// Messages to the ssh agent, each behind its length, and the same bytes as a key, as a signature and as known hosts.
+pub fn ssh(input: &[u8]) {
+    let mut messages = SshReader::new(input);
+    ssh_agent::answer_without_keys(std::iter::from_fn(|| messages.string()));
+    assert!(!verify(input, input, input));
+    let Ok(text) = std::str::from_utf8(input) else { return };
+    let _ = SshPrivateKey::parse(text);
+    for known in known_hosts_of(text, "a.test") {
+        assert_eq!(KnownHost::parse(&known.line()), Some(known));
+    }
 }

@@ -65,6 +65,11 @@ impl Journal {
         Ok(())
     }
 
+    /// Records a decision that allows something, also if it was made before. After an error it must not take effect.
+    pub fn record_each(&mut self, decision: &Decision) -> io::Result<()> {
+        self.append(DecisionKind::Allowed, decision)
+    }
+
     /// Records the address that stands for a name from now on.
     pub fn record_name(&mut self, name: &str, address: IpAddr) -> io::Result<()> {
         self.append(DecisionKind::Named, &Decision::named(name, address))

@@ -5,7 +5,8 @@
 //! spool's lines into the event log.
 //!
 //! Programs reach it in three ways, which end in one (`connection`): they ask its socket for a tunnel or a page
-//! (`proxy`), the kernel redirects their connections to it (`redirect`), and they look names up (`dns`).
+//! (`proxy`), the kernel redirects their connections to it (`redirect`), and they look names up (`dns`). Clients of ssh
+//! take its socket for an agent (`ssh_agent`).
 //!
 //! Invariant: it has one thread, from start to end.
 //! Invariant: the spool is its only file descriptor of a file; it opens files only for reading, and starts no
@@ -41,6 +42,7 @@ mod refusal;
 mod resolve;
 mod secrets;
 mod splice;
+mod ssh_agent;
 mod target;
 
 pub use process::main;

@@ -29,6 +29,7 @@ use crate::{
     names::NameTable,
     proxy::Proxy,
     secrets::SecretTable,
+    ssh_agent::SshAgent,
 };
 
 const STDIN: i32 = 0;
@@ -114,7 +115,9 @@ fn open(inputs: &ProxyInputs) -> Result<Proxy, ProxyStepError> {
     let authority = certificates.set_authority(orders.authority.as_ref(), key.as_ref());
     authority.map_err(|why| at("use the authority of the Body")(io::Error::other(why)))?;
     let secrets = RefCell::new(Rc::new(SecretTable::open(&orders.secrets, key.as_ref())));
-    Ok(Proxy { secrets, certificates, key, ..Proxy::new(policy, orders.generation, journal, names) })
+    let ssh = SshAgent::default();
+    ssh.set(&orders.ssh_keys, key.as_ref());
+    Ok(Proxy { secrets, ssh, certificates, key, ..Proxy::new(policy, orders.generation, journal, names) })
 }
 
 impl ProxySockets {

@@ -1,5 +1,5 @@
 //! The proxy's socket in the Body: programs ask it for a tunnel (CONNECT) or for a page over plain HTTP, and the guest
-//! of a microVM sends it redirected connections and DNS messages.
+//! of a microVM sends it redirected connections and DNS messages. Clients of ssh speak to it as to an agent.
 
 use std::{cell::RefCell, future::Future, io, rc::Rc, sync::Arc, time::Duration};
 
@@ -23,6 +23,7 @@ use crate::{
     questions::Questions,
     refusal::{Denial, RefusalForm},
     secrets::SecretTable,
+    ssh_agent::SshAgent,
     target::Target,
 };
 
@@ -49,6 +50,8 @@ pub struct Proxy {
     pub free: Arc<Semaphore>,
     /// The secrets that the Body may use.
     pub secrets: RefCell<Rc<SecretTable>>,
+    /// The keys of ssh that the Body may use.
+    pub ssh: SshAgent,
     /// The certificates of inspected connections.
     pub certificates: Certificates,
     /// The requests whose bodies may be held at once for a signature.
@@ -71,6 +74,7 @@ impl Proxy {
             flows: Rc::new(FlowTable::default()),
             free: Arc::new(Semaphore::new(CONNECTIONS_MAX)),
             secrets: RefCell::default(),
+            ssh: SshAgent::default(),
             certificates: Certificates::new(None),
             signing: Semaphore::new(SIGNING_MAX),
             questions: Questions::default(),
@@ -94,6 +98,9 @@ impl Proxy {
     /// Serves one connection: one request, and then a tunnel, an answer or the end.
     pub async fn connection(self: &Rc<Self>, stream: UnixStream) -> io::Result<()> {
         let mut client = ProxyClient::new(stream);
+        if self.is_agent_client(&mut client).await? {
+            return self.serve_agent(client).await;
+        }
         let request = client.read_head().await?.and_then(|head| HttpRequest::parse(&head));
         let request = match request {
             Ok(request) => request,

@@ -1,6 +1,6 @@
 //! Connections whose bytes go through unchanged, once the first ones of the program are judged.
 
-use std::{io, time::Duration};
+use std::{io, rc::Rc, time::Duration};
 
 use tokio::{
     io::{AsyncReadExt, AsyncWrite, AsyncWriteExt},
@@ -13,6 +13,7 @@ use crate::{
     first_bytes::{FirstBytes, FirstBytesVerdict},
     idle::IdleClock,
     refusal::Denial,
+    ssh_agent::{HostOpening, TappedWriter},
     target::Target,
 };
 
@@ -21,14 +22,16 @@ const UNCLEAR_PAUSE: Duration = Duration::from_millis(100);
 const PIECE_LEN: usize = 4096;
 
 /// Copies both ways until both ends have sent all. With `judged` a target, the first bytes of the program are held until
-/// they are known to name no other host; bytes of the host are never held.
+/// they are known to name no other host; bytes of the host are never held. An opening keeps the host's first ones.
 pub async fn splice<S: ClientStream>(
     client: &mut ProxyClient<S>,
     upstream: TcpStream,
     judged: Option<&Target>,
+    opening: Option<Rc<HostOpening>>,
 ) -> io::Result<Result<(), Denial>> {
     let ahead = std::mem::take(&mut client.ahead);
-    let (mut from_client, mut to_client) = tokio::io::split(&mut client.stream);
+    let (mut from_client, to_client) = tokio::io::split(&mut client.stream);
+    let mut to_client = TappedWriter::new(to_client, opening);
     let (mut from_host, mut to_host) = upstream.into_split();
     let clock = IdleClock::new();
     let up = async {

@@ -18,7 +18,7 @@ use std::{
 use body::egress::{CERTIFICATES, EgressDir, Position};
 use proto::{
     BodyId, Draft, Event, EventData, Failure, Kind, Spec,
-    egress::{Decision, DecisionKind, EgressOrders, EgressRule, EgressSecret, ORDERS, Policy, SpoolLine},
+    egress::{Decision, DecisionKind, EgressOrders, EgressRule, ORDERS, Policy, SpoolLine},
     event_data::{DecodedEvent, NetworkAllowed, NetworkAsked, NetworkCounted, NetworkDenied, NetworkNamed},
     spec::{self, BodyRole},
 };
@@ -123,21 +123,20 @@ impl EgressProxies<'_> {
         let dir = self.dir(&spec.id);
         fs::DirBuilder::new().recursive(true).mode(0o755).create(dir.path()).map_err(cannot)?;
         let authority = self.authority(spec)?;
-        let orders = self.orders(spec, &[])?;
+        let orders = self.orders(spec, None)?;
         check(&orders.rules)?;
         dir.prepare(self.bundle().as_deref(), &authority.certificate).map_err(cannot)?;
         dir.write_orders(&orders).map_err(cannot)
     }
 
-    /// The orders of a Body's egress proxy. `kept` has the secrets of a proxy that runs: those whose source cannot be read
-    /// now stay as they are.
-    pub(crate) fn orders(&self, spec: &Spec, kept: &[EgressSecret]) -> Result<EgressOrders, Failure> {
+    /// The orders of a Body's egress proxy. `kept` has those of a proxy that runs: secrets whose source cannot be read now
+    /// stay as they are.
+    pub(crate) fn orders(&self, spec: &Spec, kept: Option<&EgressOrders>) -> Result<EgressOrders, Failure> {
         let egress = spec.egress.clone().unwrap_or_default();
         let key = self.fleet.secrets().key()?;
-        let secrets = self.fleet.secrets().for_process(&egress.secrets, kept, &key)?;
         let flush = self.fleet.launch_context.flush;
-        let orders =
-            EgressOrders { secrets, ..EgressOrders::new(egress.all_rules(), egress.generation, flush) };
+        let mut orders = EgressOrders::new(egress.all_rules(), egress.generation, flush);
+        self.fleet.secrets().give_to_process(&mut orders, &egress.secrets, kept, &key)?;
         let authority = self.authority(spec)?.sign(&orders, &key)?;
         Ok(EgressOrders { authority, ..orders })
     }

@@ -63,7 +63,7 @@ pub struct SecretSetArgs {
     /// Take hosts, headers and variables of a known service
     #[arg(long = "for", value_name = "SERVICE", value_parser = PossibleValuesParser::new(SERVICES.iter().map(|service| service.name)))]
     pub service: Option<String>,
-    /// Let it go to this host, over TLS; may be repeated
+    /// Let it go to this host, over TLS, or log in there by ssh; may be repeated
     #[arg(long, value_name = "HOST[:PORT]")]
     pub to: Vec<String>,
     /// Put it into this header; may be repeated [default: authorization]
@@ -90,6 +90,15 @@ pub struct SecretSetArgs {
     /// Begin placeholders with this text, for programs that check the shape of a key
     #[arg(long, value_name = "TEXT")]
     pub prefix: Option<String>,
+    /// It is a private key of ssh: programs log in with it at its hosts, as `git`, and never see it
+    #[arg(long, conflicts_with_all = ["service", "header", "basic", "query", "body", "sigv4", "env", "git", "prefix"])]
+    pub ssh: bool,
+    /// Log in as this user instead of `git`; may be repeated
+    #[arg(long, value_name = "USER", requires = "ssh")]
+    pub ssh_user: Vec<String>,
+    /// The host has this key: a line of known_hosts; may be repeated [default: those in your known_hosts]
+    #[arg(long, value_name = "HOST TYPE KEY", requires = "ssh")]
+    pub host_key: Vec<String>,
     /// Read the value from this file of the host
     #[arg(long, value_name = "FILE", group = "source")]
     pub file: Option<PathBuf>,

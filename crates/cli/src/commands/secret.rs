@@ -5,7 +5,11 @@
 use std::io::{BufRead, IsTerminal, Read};
 
 use fleet::{Fleet, Force, NetworkState, PolicyForce, SecretOrigin, SecretTerms, SecretView, Zeroizing};
-use proto::{BodyId, Failure, Kind, egress::SecretFields, text::visible};
+use proto::{
+    BodyId, Failure, Kind,
+    egress::{SecretFields, SshLogin},
+    text::visible,
+};
 use serde_json::json;
 
 use crate::{
@@ -48,7 +52,7 @@ fn set(fleet: &Fleet, args: SecretSetArgs, format: Format) -> Result<(), Failure
         (Some(path), ..) => SecretOrigin::File(settings::absolute(&path)?),
         (None, Some(name), _) => SecretOrigin::Env(name),
         (None, None, false) => SecretOrigin::Command(args.from_command),
-        (None, None, true) => SecretOrigin::Value(read_value(&args.name)?),
+        (None, None, true) => SecretOrigin::Value(read_value(&args.name, args.ssh)?),
     };
     let terms = SecretTerms {
         service: args.service,
@@ -63,6 +67,7 @@ fn set(fleet: &Fleet, args: SecretSetArgs, format: Format) -> Result<(), Failure
         env: args.env,
         git: args.git,
         prefix: args.prefix,
+        ssh: args.ssh.then_some(SshLogin { users: args.ssh_user, host_keys: args.host_key }),
         ..SecretTerms::new(args.name, origin)
     };
     let view = fleet.secrets().set(terms)?;
@@ -82,7 +87,7 @@ fn set(fleet: &Fleet, args: SecretSetArgs, format: Format) -> Result<(), Failure
 }
 
 /// Reads a value from standard input: one line of a terminal, which does not show it, or all of anything else.
-fn read_value(name: &str) -> Result<Zeroizing<String>, Failure> {
+fn read_value(name: &str, is_ssh_key: bool) -> Result<Zeroizing<String>, Failure> {
     let cannot = |error: std::io::Error| {
         Failure::new(Kind::Usage, "cannot read the value from standard input")
             .because(error)
@@ -90,6 +95,9 @@ fn read_value(name: &str) -> Result<Zeroizing<String>, Failure> {
     };
     let mut value = Zeroizing::new(String::new());
     let input = std::io::stdin();
+    if input.is_terminal() && is_ssh_key {
+        return Err(cannot(std::io::Error::other("a key of ssh has several lines")));
+    }
     if input.is_terminal() {
         output::talk(&format!("value of {} (not shown):", visible(name)));
         let _hidden = RawTerminal::enter_hidden()?;
@@ -115,7 +123,7 @@ fn list(views: &[SecretView], format: Format) -> Result<(), Failure> {
             view.name.as_str(),
             view.source,
             &view.hosts.join(" "),
-            &places(&view.fields).join(" "),
+            &places(view).join(" "),
             &view.env.join(" "),
             if bodies.is_empty() { "-".to_owned() } else { bodies.join(" ") }.as_str(),
         ]);
@@ -123,16 +131,20 @@ fn list(views: &[SecretView], format: Format) -> Result<(), Failure> {
     output::data(table.render("").as_bytes())
 }
 
-/// The parts of a request in which a secret may stand.
-fn places(fields: &SecretFields) -> Vec<&str> {
+/// The parts of a request in which a secret may stand, or the users as whom it logs in.
+fn places(view: &SecretView) -> Vec<String> {
+    if let Some(login) = &view.ssh {
+        return login.users.iter().map(|user| format!("ssh:{user}")).collect();
+    }
+    let fields = &view.fields;
     let flags = [
         (fields.basic, "basic"),
         (fields.query, "query"),
         (fields.body, "body"),
         (fields.sigv4, "signatures"),
     ];
-    let named = fields.headers.iter().map(String::as_str);
-    named.chain(flags.into_iter().filter(|(on, _)| *on).map(|(_, name)| name)).collect()
+    let flags = flags.into_iter().filter(|(on, _)| *on).map(|(_, name)| name.to_owned());
+    fields.headers.iter().cloned().chain(flags).collect()
 }
 
 fn changed(id: &BodyId, name: &str, state: &NetworkState, format: Format) -> Result<(), Failure> {

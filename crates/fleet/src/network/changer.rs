@@ -143,8 +143,7 @@ impl<'a> PolicyChanger<'a> {
             return Ok(self.with_secrets(&new, state(&new, None)));
         }
         let before = self.fleet.egress().current_orders(id);
-        let kept = before.as_ref().map(|orders| &*orders.secrets).unwrap_or_default();
-        let orders = self.fleet.egress().orders(&new, kept)?;
+        let orders = self.fleet.egress().orders(&new, before.as_ref())?;
         self.store(&dir, &new, Some(&orders))?;
         match self.ask_process(id, &EgressControl::Replace(orders)) {
             Ok(applied) => Ok(self.with_secrets(&new, state(&new, Some(Some(applied))))),

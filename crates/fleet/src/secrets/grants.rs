@@ -11,7 +11,7 @@ use proto::{
     spec::{Egress, SecretGrant},
 };
 
-use super::SecretRecord;
+use super::{SecretRecord, ssh};
 
 /// The variables by which git gets settings.
 const GIT_COUNT: &str = "GIT_CONFIG_COUNT";
@@ -53,6 +53,9 @@ pub(crate) fn add_grant(
     if record.git {
         add_git_settings(env, &record.hosts, &placeholder);
     }
+    if let Some(login) = &record.ssh {
+        ssh::add_variables(env, login);
+    }
     add_rules(egress, record);
     Ok(())
 }
@@ -70,14 +73,22 @@ pub(super) fn remove_grant(
     env.retain(|_, value| *value != placeholder);
     let why = reason(name);
     egress.rules.retain(|rule| rule.why.as_ref() != Some(&why));
-    others.iter().filter(|record| record.name != name).for_each(|record| add_rules(egress, record));
+    ssh::remove_variables(env);
+    for record in others.iter().filter(|record| record.name != name) {
+        add_rules(egress, record);
+        if let Some(login) = &record.ssh {
+            ssh::add_variables(env, login);
+        }
+    }
     true
 }
 
 /// The variables of a Body's secrets, for commands: the Body may have started before it had them.
 pub(crate) fn live_variables(spec: &Spec) -> BTreeMap<String, String> {
     let has_secrets = spec.egress.as_ref().is_some_and(|egress| !egress.secrets.is_empty());
-    let is_live = |name: &str, value: &str| value.contains(PLACEHOLDER_MARK) || name.starts_with(GIT_PREFIX);
+    let is_live = |name: &str, value: &str| {
+        value.contains(PLACEHOLDER_MARK) || name.starts_with(GIT_PREFIX) || ssh::is_variable(name, value)
+    };
     let env = spec.env.iter().filter(|(name, value)| has_secrets && is_live(name, value));
     env.map(|(name, value)| (name.clone(), value.clone())).collect()
 }
@@ -91,7 +102,8 @@ fn add_rules(egress: &mut Egress, record: &SecretRecord) {
     for host in &record.hosts {
         let to = if host.contains(':') { host.clone() } else { format!("{host}:443") };
         if !is_covered(&egress.all_rules(), &to) {
-            egress.rules.push(EgressRule::allow(to).because(reason(&record.name)));
+            let protocol = if record.ssh.is_some() { "+tcp" } else { "" };
+            egress.rules.push(EgressRule::allow(to + protocol).because(reason(&record.name)));
         }
     }
 }
@@ -170,6 +182,7 @@ mod tests {
             env: list(env),
             git: false,
             prefix: Some("ghp_".into()),
+            ssh: None,
             created_at: "now".into(),
         }
     }

@@ -11,6 +11,7 @@ mod authority;
 mod grants;
 mod record;
 mod services;
+mod ssh;
 mod store;
 mod value;
 

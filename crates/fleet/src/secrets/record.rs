@@ -4,20 +4,20 @@ use std::{fmt, path::PathBuf};
 
 use proto::{
     Failure, Kind,
-    egress::{Policy, SecretFields, is_placeholder_byte},
+    egress::{Policy, SecretFields, SshLogin, is_placeholder_byte},
     text::visible,
 };
 use serde::{Deserialize, Serialize};
 use vault::Zeroizing;
 
-use super::SecretService;
+use super::{SecretService, ssh};
 
 /// Longest name of a secret.
 const NAME_LEN_MAX: usize = 63;
 /// Most hosts, headers and variables of a secret.
-const LIST_LEN_MAX: usize = 32;
+pub(super) const LIST_LEN_MAX: usize = 32;
 /// Longest host, name of a header or of a variable, in bytes.
-const ITEM_LEN_MAX: usize = 255;
+pub(super) const ITEM_LEN_MAX: usize = 255;
 /// Longest beginning of placeholders.
 const PREFIX_LEN_MAX: usize = 32;
 /// Headers in which no value belongs: servers and proxies read, echo or record them.
@@ -57,6 +57,9 @@ pub struct SecretRecord {
     /// The beginning of its placeholders, for programs that check the shape of a key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefix: Option<String>,
+    /// How it logs in, if it is a private key of ssh. Then its hosts have a port, and it stands in no request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ssh: Option<SshLogin>,
     /// The time at which it was last set.
     pub created_at: String,
 }
@@ -131,6 +134,9 @@ pub struct SecretTerms {
     pub git: bool,
     /// The beginning of its placeholders.
     pub prefix: Option<String>,
+    /// For a private key of ssh: how it logs in. As `git` if no user is named; the known hosts of this user tell the keys of
+    /// hosts that are not named.
+    pub ssh: Option<SshLogin>,
 }
 
 impl SecretTerms {
@@ -145,6 +151,7 @@ impl SecretTerms {
             env: Vec::new(),
             git: false,
             prefix: None,
+            ssh: None,
         }
     }
 
@@ -155,6 +162,9 @@ impl SecretTerms {
         created_at: String,
     ) -> Result<SecretRecord, Failure> {
         check_name(&self.name)?;
+        if self.ssh.is_some() {
+            return ssh::record(self, source, created_at);
+        }
         let Self { name, mut hosts, mut fields, mut env, mut git, mut prefix, service, .. } = self;
         fields.headers.iter_mut().for_each(|header| header.make_ascii_lowercase());
         if let Some(service) = service {
@@ -179,7 +189,7 @@ impl SecretTerms {
             env.push(default_variable(&name));
         }
         [&mut hosts, &mut fields.headers, &mut env].into_iter().for_each(remove_repetitions);
-        let record = SecretRecord { name, source, hosts, fields, env, git, prefix, created_at };
+        let record = SecretRecord { name, source, hosts, fields, env, git, prefix, ssh: None, created_at };
         record.check()?;
         Ok(record)
     }
@@ -254,7 +264,7 @@ fn default_variable(name: &str) -> String {
     if upper.starts_with(|first: char| first.is_ascii_digit()) { format!("SECRET_{upper}") } else { upper }
 }
 
-fn remove_repetitions(list: &mut Vec<String>) {
+pub(super) fn remove_repetitions(list: &mut Vec<String>) {
     let mut kept: Vec<String> = Vec::with_capacity(list.len());
     for item in list.drain(..) {
         if !kept.contains(&item) {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use body::BodyDir;
 use proto::{
     BodyId, Failure, Kind, Spec,
-    egress::{EgressSecret, SECRETS_KEY, SecretFields},
+    egress::{EgressOrders, EgressSecret, SECRETS_KEY, SecretFields, SshKeyOrder, SshLogin},
     event_data::{SecretRemoved, SecretStored},
     spec::{BodyRole, Egress, SecretGrant},
     text::visible,
@@ -17,6 +17,7 @@ use vault::SealKey;
 use super::{
     SecretOrigin, SecretRecord, SecretSource, SecretTerms, grants,
     record::check_name,
+    ssh,
     value::{self, stored_context},
 };
 use crate::{
@@ -43,6 +44,9 @@ pub struct SecretView {
     pub env: Vec<String>,
     /// Whether git gets the placeholder as the password for its hosts.
     pub git: bool,
+    /// How it logs in, if it is a private key of ssh.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ssh: Option<SshLogin>,
     /// The Bodies that may use it.
     pub bodies: Vec<BodyId>,
     /// The time at which it was last set.
@@ -101,10 +105,13 @@ impl Secrets<'_> {
         })
     }
 
-    fn record_of(&self, terms: SecretTerms) -> Result<SecretRecord, Failure> {
+    fn record_of(&self, mut terms: SecretTerms) -> Result<SecretRecord, Failure> {
+        if let Some(login) = &mut terms.ssh {
+            ssh::complete(login, &terms.hosts, self.fleet.host_variables);
+        }
         let source = match &terms.origin {
             SecretOrigin::Value(text) => {
-                let text = value::check(&terms.name, text.as_bytes().to_vec().into())?;
+                let text = value::check(&terms.name, text.as_bytes().to_vec().into(), terms.ssh.is_some())?;
                 let sealed = self.key()?.seal(&stored_context(&terms.name), text.as_bytes());
                 SecretSource::Sealed(sealed.map_err(|error| {
                     Failure::new(Kind::Host, format!("cannot seal the secret {}", terms.name)).because(error)
@@ -186,34 +193,44 @@ impl Secrets<'_> {
         })
     }
 
-    /// The secrets of these grants for an egress process, with values that are read now. `kept` has those that the
-    /// process already has: a value that cannot be read now stays as it is.
-    pub(crate) fn for_process(
+    /// Gives the secrets of these grants to the orders of an egress process, with values that are read now. `kept` has the
+    /// orders that the process already has: a value that cannot be read now stays as it is.
+    pub(crate) fn give_to_process(
         &self,
+        orders: &mut EgressOrders,
         grants: &[SecretGrant],
-        kept: &[EgressSecret],
+        kept: Option<&EgressOrders>,
         key: &SealKey,
-    ) -> Result<Vec<EgressSecret>, Failure> {
-        let read = |grant: &SecretGrant| {
-            let kept =
-                kept.iter().find(|kept| kept.name == grant.name && kept.placeholder == grant.placeholder);
-            self.sealed(grant, key).or_else(|failure| kept.cloned().ok_or(failure))
-        };
-        grants.iter().map(read).collect()
+    ) -> Result<(), Failure> {
+        for grant in grants {
+            let name = &grant.name;
+            let kept_secret = kept.and_then(|kept| {
+                kept.secrets.iter().find(|kept| kept.name == *name && kept.placeholder == grant.placeholder)
+            });
+            let kept_key = kept.and_then(|kept| kept.ssh_keys.iter().find(|kept| kept.name == *name));
+            match (self.sealed(grant, key), kept_secret, kept_key) {
+                (Ok(SealedGrant::Secret(secret)), ..) => orders.secrets.push(secret),
+                (Ok(SealedGrant::SshKey(order)), ..) => orders.ssh_keys.push(order),
+                (Err(_), Some(secret), _) => orders.secrets.push(secret.clone()),
+                (Err(_), None, Some(order)) => orders.ssh_keys.push(order.clone()),
+                (Err(failure), None, None) => return Err(failure),
+            }
+        }
+        Ok(())
     }
 
-    fn sealed(&self, grant: &SecretGrant, key: &SealKey) -> Result<EgressSecret, Failure> {
-        let record = self.find(&grant.name)?;
+    fn sealed(&self, grant: &SecretGrant, key: &SealKey) -> Result<SealedGrant, Failure> {
+        let SecretGrant { name, placeholder } = grant.clone();
+        let record = self.find(&name)?;
         let value = self.value(&record)?;
-        let sealed = key.seal(&format!("secret {}", grant.name), value.as_bytes()).map_err(|error| {
-            Failure::new(Kind::Host, format!("cannot seal the secret {}", grant.name)).because(error)
+        let purpose = if record.ssh.is_some() { "ssh key" } else { "secret" };
+        let sealed = key.seal(&format!("{purpose} {name}"), value.as_bytes()).map_err(|error| {
+            Failure::new(Kind::Host, format!("cannot seal the secret {name}")).because(error)
         })?;
-        Ok(EgressSecret {
-            name: grant.name.clone(),
-            placeholder: grant.placeholder.clone(),
-            hosts: record.hosts,
-            fields: record.fields,
-            sealed,
+        let SecretRecord { hosts, fields, ssh, .. } = record;
+        Ok(match ssh {
+            Some(login) => SealedGrant::SshKey(SshKeyOrder { name, hosts, login, sealed }),
+            None => SealedGrant::Secret(EgressSecret { name, placeholder, hosts, fields, sealed }),
         })
     }
 
@@ -281,7 +298,13 @@ impl Secrets<'_> {
     }
 }
 
+/// A secret for an egress process.
+enum SealedGrant {
+    Secret(EgressSecret),
+    SshKey(SshKeyOrder),
+}
+
 fn view(record: SecretRecord, bodies: Vec<BodyId>) -> SecretView {
-    let SecretRecord { name, source, hosts, fields, env, git, prefix: _, created_at } = record;
-    SecretView { name, source: source.kind(), hosts, fields, env, git, bodies, created_at }
+    let SecretRecord { name, source, hosts, fields, env, git, prefix: _, ssh, created_at } = record;
+    SecretView { name, source: source.kind(), hosts, fields, env, git, ssh, bodies, created_at }
 }

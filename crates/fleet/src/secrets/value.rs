@@ -18,7 +18,7 @@ use proto::{Failure, Kind, text::visible};
 use rustix::process::{Pid, Signal};
 use vault::{SealKey, Zeroizing};
 
-use super::{SecretRecord, SecretSource};
+use super::{SecretRecord, SecretSource, ssh};
 
 /// Longest value.
 const VALUE_LEN_MAX: usize = 16 << 10;
@@ -68,11 +68,18 @@ pub(super) fn read(
             ))
         })?,
     };
-    check(name, bytes).map_err(|failure| failure.hint(again))
+    check(name, bytes, record.ssh.is_some()).map_err(|failure| failure.hint(again))
 }
 
-/// Checks a value, and removes one line end behind it.
-pub(super) fn check(name: &str, mut bytes: Zeroizing<Vec<u8>>) -> Result<Zeroizing<String>, Failure> {
+/// Checks a value: a private key of ssh, or one line, of which it removes the end.
+pub(super) fn check(
+    name: &str,
+    mut bytes: Zeroizing<Vec<u8>>,
+    is_ssh_key: bool,
+) -> Result<Zeroizing<String>, Failure> {
+    if is_ssh_key {
+        return ssh::check_key(name, &bytes);
+    }
     let fault =
         |message: &str| Failure::new(Kind::Usage, format!("the value of the secret {name} {message}"));
     if bytes.ends_with(b"\n") {
@@ -170,6 +177,7 @@ mod tests {
             env: Vec::new(),
             git: false,
             prefix: None,
+            ssh: None,
             created_at: "now".into(),
         };
         let variables: HostVariables = |name| (name == "KEY").then(|| "from the host\n".into());
@@ -182,7 +190,8 @@ mod tests {
 
     #[test]
     fn a_value_is_one_line_of_text() {
-        let check = |bytes: &[u8]| check("a", bytes.to_vec().into()).map(|value| value.to_string()).ok();
+        let check =
+            |bytes: &[u8]| check("a", bytes.to_vec().into(), false).map(|value| value.to_string()).ok();
         assert_eq!(check(b"v\n").as_deref(), Some("v"));
         assert_eq!(check(b" v \r\n").as_deref(), Some(" v "));
         assert!(check(&[b'v'; VALUE_LEN_MAX]).is_some());

@@ -20,7 +20,8 @@ pub use policy::{
 };
 pub use request_match::{RequestPattern, RequestTarget};
 pub use secret::{
-    AuthorityOrder, EgressSecret, PLACEHOLDER_MARK, SECRETS_MAX, SecretFields, is_placeholder_byte,
+    AuthorityOrder, EgressSecret, PLACEHOLDER_MARK, SECRETS_MAX, SecretFields, SshKeyOrder, SshLogin,
+    is_placeholder_byte,
 };
 
 /// Most characters of a target or a reason that are kept.
@@ -28,7 +29,7 @@ const SHOWN_LEN_MAX: usize = 200;
 
 /// The process name of the egress proxy. Under this name `pal-launch` becomes the proxy.
 pub const PROGRAM: &str = "pal-egress";
-/// The proxy's socket, in the directory that the Body sees.
+/// The proxy's socket, in the directory that the Body sees. It also speaks the protocol of ssh agents.
 pub const SOCKET: &str = "egress.sock";
 /// The part of the proxy's directory that the Body sees.
 pub const SHARED: &str = "shared";
@@ -229,6 +230,9 @@ pub struct EgressOrders {
     /// The secrets that the Body may use.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub secrets: Vec<EgressSecret>,
+    /// The keys of ssh that the Body may use.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ssh_keys: Vec<SshKeyOrder>,
     /// The authority whose certificates the proxy shows for inspected names; none if it inspects none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub authority: Option<AuthorityOrder>,
@@ -237,7 +241,7 @@ pub struct EgressOrders {
 impl EgressOrders {
     /// Orders without secrets.
     pub fn new(rules: Vec<EgressRule>, generation: u64, flush: Flush) -> Self {
-        Self { rules, generation, flush, secrets: Vec::new(), authority: None }
+        Self { rules, generation, flush, secrets: Vec::new(), ssh_keys: Vec::new(), authority: None }
     }
 
     /// The policy, with the hosts of the secrets.

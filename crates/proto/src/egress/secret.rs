@@ -1,5 +1,5 @@
-//! Secrets in the orders of an egress process: their placeholders, the hosts and fields they belong to, and their sealed
-//! values.
+//! Secrets in the orders of an egress process: their placeholders, the hosts and fields they belong to, their sealed
+//! values, and keys of ssh.
 
 use serde::{Deserialize, Serialize};
 
@@ -42,6 +42,29 @@ pub struct SecretFields {
     /// Signatures of AWS (SigV4), which are made anew: the secret is a key of AWS, `ID:SECRET` or JSON.
     #[serde(default, skip_serializing_if = "is_false")]
     pub sigv4: bool,
+}
+
+/// A private key of ssh with which programs of a Body log in, and which they never see.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SshKeyOrder {
+    /// The name of the secret.
+    pub name: String,
+    /// The hosts at which it logs in: `NAME:PORT`.
+    pub hosts: Vec<String>,
+    /// How it logs in.
+    pub login: SshLogin,
+    /// The sealed key, in the format of OpenSSH.
+    pub sealed: String,
+}
+
+/// The terms on which a key of ssh logs in.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SshLogin {
+    /// The users of the hosts as whom it logs in.
+    pub users: Vec<String>,
+    /// The keys of the hosts, each as a line of `known_hosts`.
+    pub host_keys: Vec<String>,
 }
 
 fn is_false(value: &bool) -> bool {

@@ -2,7 +2,10 @@
 
 use axum::{Json, extract::State, http::StatusCode};
 use fleet::{Fleet, Force, GrantedSecret, SecretOrigin, SecretTerms, SecretView, Zeroizing};
-use proto::{BodyId, egress::SecretFields};
+use proto::{
+    BodyId,
+    egress::{SecretFields, SshLogin},
+};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
@@ -36,6 +39,9 @@ struct Secret {
     env: Vec<String>,
     /// Whether git gets it as the password for its hosts.
     git: bool,
+    /// How it logs in, if it is a private key of ssh; then it stands in no request and no variable.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ssh: Option<SshTerms>,
     /// The Bodies that may use it.
     bodies: Vec<String>,
     /// When it was last set, RFC 3339.
@@ -64,6 +70,26 @@ struct SecretPlaces {
     sigv4: bool,
 }
 
+/// How a private key of ssh logs in.
+#[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct SshTerms {
+    /// The users of the hosts as whom it logs in; `git` if none is named.
+    #[serde(default)]
+    #[schema(max_items = 8)]
+    users: Vec<String>,
+    /// The keys of the hosts, each as a line of `known_hosts`; the server's own list has those that are not named.
+    #[serde(default)]
+    #[schema(max_items = 32)]
+    host_keys: Vec<String>,
+}
+
+impl From<SshLogin> for SshTerms {
+    fn from(SshLogin { users, host_keys }: SshLogin) -> Self {
+        Self { users, host_keys }
+    }
+}
+
 impl From<SecretFields> for SecretPlaces {
     fn from(fields: SecretFields) -> Self {
         let SecretFields { headers, basic, query, body, sigv4 } = fields;
@@ -80,9 +106,10 @@ impl From<SecretPlaces> for SecretFields {
 
 impl From<SecretView> for Secret {
     fn from(view: SecretView) -> Self {
-        let SecretView { name, source, hosts, fields, env, git, bodies, created_at } = view;
+        let SecretView { name, source, hosts, fields, env, git, ssh, bodies, created_at } = view;
         let bodies = bodies.iter().map(BodyId::to_string).collect();
-        Self { name, source: source.to_owned(), hosts, fields: fields.into(), env, git, bodies, created_at }
+        let (source, fields, ssh) = (source.to_owned(), fields.into(), ssh.map(SshTerms::from));
+        Self { name, source, hosts, fields, env, git, ssh, bodies, created_at }
     }
 }
 
@@ -129,6 +156,8 @@ struct NewSecret {
     /// The beginning of its placeholders, for programs that check the shape of a key.
     #[schema(max_length = 32)]
     prefix: Option<String>,
+    /// For a private key of ssh in the format of OpenSSH: how it logs in. Such a secret has only hosts beside it.
+    ssh: Option<SshTerms>,
 }
 
 /// Store a secret, or replace it. Bodies that may use it get the new value at once.
@@ -147,6 +176,7 @@ async fn set_secret(
         env: asked.env,
         git: asked.git,
         prefix: asked.prefix,
+        ssh: asked.ssh.map(|SshTerms { users, host_keys }| SshLogin { users, host_keys }),
         ..SecretTerms::new(name, SecretOrigin::Value(Zeroizing::new(asked.value)))
     };
     let view = state.0.blocking(async move |fleet: &Fleet| fleet.secrets().set(terms)).await?;
