@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use proto::egress::{
-    EgressSecret, PLACEHOLDER_MARK, Permit, Policy, Protocol, RequestPermit, RequestTarget, SecretFields,
+    EgressSecret, PLACEHOLDER_MARK, Permit, PermitTerms, Policy, Protocol, RequestPermit, RequestTarget, SecretFields,
 };
 use vault::SealKey;
 
@@ -57,7 +57,14 @@ pub fn http_head(head: &[u8]) {
         return;
     }
     for protocol in [Protocol::Http, Protocol::PlainHttp] {
-        let permit = Permit { protocol, private: false, inspect: false, rule: String::new() };
+        let permit = Permit {
+        protocol,
+        private: false,
+        inspect: false,
+        connects_late: false,
+        terms: PermitTerms::default(),
+        rule: String::new(),
+    };
         let Ok(body) = request.check_protocol(&permit) else { continue };
         let sent = request.for_host(&target(), &permit, body, &Default::default());
         let Some(again) =
@@ -105,7 +112,7 @@ pub fn first_bytes(stream: &[u8], pieces: &[&[u8]]) {
 
 /// A rule and a request: a path that a rule with conditions takes has no other reading.
 pub fn rule(rule: &str, method: &str, path: &str) {
-    let target = RequestTarget { method, path };
+    let target = RequestTarget::new(method, path);
     if target.check_one_reading().is_ok() {
         assert!(!path.contains("..") || !path.split('/').any(|part| part == ".."), "{path:?}");
         assert!(!path.to_ascii_lowercase().contains("%2e") && !path.contains('\\'), "{path:?}");

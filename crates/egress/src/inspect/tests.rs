@@ -1,8 +1,10 @@
 //! Tests of inspected connections: a host with a certificate of its own authority judges what arrives.
 
-use std::{fs::File, io::Write, sync::Arc};
+use std::{cell::RefCell, convert::Infallible, fs::File, io::Write};
 
-use hyper::Method;
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::{Method, Request, Response, StatusCode, body::Incoming, header, upgrade::OnUpgrade};
 use proto::egress::{AuthorityOrder, EgressRule, Flush, Policy, SecretFields};
 use rustls::{
     ClientConfig, RootCertStore,
@@ -15,14 +17,17 @@ use tokio::{
 use tokio_rustls::TlsAcceptor;
 use vault::{RootAuthority, SealKey};
 
-use super::*;
+use super::{body::AnyBody, *};
 use crate::{
     journal::{
         Journal,
         tests::{lines, spool},
     },
     names::NameTable,
-    secrets::tests::{secret, table},
+    secrets::{
+        SecretTable,
+        tests::{secret, table},
+    },
 };
 
 /// A host `localhost`, a proxy that inspects it, and the authority that the Body trusts.
@@ -303,7 +308,7 @@ async fn a_secret_arrives_at_its_host_and_never_comes_back() {
 async fn a_rule_sets_a_header() {
     local(async {
         let mut rule = EgressRule::allow("localhost:PORT+private");
-        rule.headers.insert("authorization".into(), "Bearer ${key}".into());
+        rule.set_headers.insert("authorization".into(), "Bearer ${key}".into());
         let secrets = table(vec![secret("key", &["localhost:1-65535"], SecretFields::default())]);
         let world = World::new(vec![rule], secrets).await;
         assert_eq!(world.ask(HTTP1, world.request(HTTP1, Method::GET, "/", "")).await.0, 200);

@@ -183,7 +183,7 @@ fn requests_are_judged_by_rules_with_methods_and_paths() {
     let permit = policy.judge_name("api.test", 443).unwrap();
     assert!(permit.inspect && permit.protocol == Protocol::Tls);
     assert!(!policy.judge_name("free.test", 443).unwrap().inspect);
-    let judge = |method, path| policy.judge_request("api.test", 443, &RequestTarget { method, path });
+    let judge = |method, path| policy.judge_request("api.test", 443, &RequestTarget::new(method, path));
     assert!(judge("GET", "/repos/a").is_ok() && judge("POST", "/graphql").is_ok());
     assert_eq!(
         judge("GET", "/repos/secret/a").unwrap_err(),
@@ -208,12 +208,12 @@ fn requests_are_judged_by_rules_with_methods_and_paths() {
 #[test]
 fn headers_of_a_rule_are_checked() {
     let rule = |to: &str, name: &str, value: &str| EgressRule {
-        headers: [(name.to_owned(), value.to_owned())].into(),
+        set_headers: [(name.to_owned(), value.to_owned())].into(),
         ..EgressRule::allow(to)
     };
     let policy = Policy::new(&[rule("a.test", "x-team", "agents ${key}")]).unwrap();
-    let target = RequestTarget { method: "GET", path: "/" };
-    assert_eq!(policy.judge_request("a.test", 443, &target).unwrap().headers["x-team"], "agents ${key}");
+    let target = RequestTarget::new("GET", "/");
+    assert_eq!(policy.judge_request("a.test", 443, &target).unwrap().set_headers["x-team"], "agents ${key}");
     for (to, name, value) in [
         ("a.test", "host", "b"),
         ("a.test", "Content-Length", "1"),
