@@ -286,7 +286,7 @@ impl Proxy {
     }
 
     /// Judges a request that everybody on its way can read: it gets the headers of its rule, and no secret.
-    fn judge_plain(
+    pub fn judge_plain(
         &self,
         target: &Target,
         permit: &Permit,

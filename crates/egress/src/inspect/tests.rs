@@ -1,6 +1,12 @@
 //! Tests of inspected connections: a host with a certificate of its own authority judges what arrives.
 
-use std::{cell::RefCell, convert::Infallible, fs::File, io::Write};
+use std::{
+    cell::{Cell, RefCell},
+    collections::BTreeMap,
+    convert::Infallible,
+    fs::File,
+    io::Write,
+};
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
@@ -36,8 +42,12 @@ struct World {
     proxy: Rc<Proxy>,
     spool: File,
     trusted: String,
+    /// The host and the port that a program connects to.
+    target: String,
     /// The requests that arrived, head and body.
     arrived: Rc<RefCell<Vec<String>>>,
+    /// The number of connections that arrived.
+    accepted: Rc<Cell<usize>>,
 }
 
 /// The certificates of an authority: its root, an order for names, and the key that opens it.
@@ -100,6 +110,15 @@ fn boxed_text(text: &str) -> AnyBody {
 
 impl World {
     async fn new(rules: Vec<EgressRule>, secrets: SecretTable) -> Self {
+        Self::with_protocols(rules, secrets, &[H2, HTTP1]).await
+    }
+
+    /// A world whose host speaks these protocols.
+    async fn with_protocols(
+        rules: Vec<EgressRule>,
+        secrets: SecretTable,
+        protocols: &'static [&'static [u8]],
+    ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let arrived = Rc::new(RefCell::new(Vec::new()));
@@ -107,11 +126,13 @@ impl World {
         let (host_root, order, key) = authority(None);
         let host = Certificates::new(None);
         host.set_authority(Some(&order), Some(&key)).unwrap();
-        let kept = Rc::clone(&arrived);
+        let (kept, accepted) = (Rc::clone(&arrived), Rc::new(Cell::new(0)));
+        let count = Rc::clone(&accepted);
         tokio::task::spawn_local(async move {
             while let Ok((stream, _)) = listener.accept().await {
+                count.set(count.get() + 1);
                 let mut config = Arc::unwrap_or_clone(host.server("localhost", None).unwrap());
-                config.alpn_protocols = vec![H2.to_vec(), HTTP1.to_vec()];
+                config.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
                 let kept = Rc::clone(&kept);
                 tokio::task::spawn_local(async move {
                     let stream = TlsAcceptor::from(Arc::new(config)).accept(stream).await.unwrap();
@@ -133,7 +154,11 @@ impl World {
         });
         let rules: Vec<EgressRule> = rules
             .into_iter()
-            .map(|rule| EgressRule { to: rule.to.replace("PORT", &port.to_string()), ..rule })
+            .map(|rule| EgressRule {
+                to: rule.to.replace("PORT", &port.to_string()),
+                forward: rule.forward.map(|host| host.replace("PORT", &port.to_string())),
+                ..rule
+            })
             .collect();
         let policy = Policy::new(&rules).unwrap();
         let (trusted, order, key) = authority(policy.inspected_names().as_deref());
@@ -143,13 +168,14 @@ impl World {
         let journal = Journal::new(file.try_clone().unwrap(), Flush::Kernel);
         let proxy = Proxy::new(policy, 1, journal, NameTable::default());
         let proxy = Proxy { certificates, secrets: RefCell::new(Rc::new(secrets)), key: Some(key), ..proxy };
-        Self { port, proxy: Rc::new(proxy), spool: file, trusted, arrived }
+        let target = format!("localhost:{port}");
+        Self { port, proxy: Rc::new(proxy), spool: file, trusted, target, arrived, accepted }
     }
 
     /// Connects as a program does, with these protocols.
     async fn connect(&self, protocols: &[&[u8]]) -> io::Result<tokio_rustls::client::TlsStream<UnixStream>> {
         let (program, inside) = UnixStream::pair().unwrap();
-        let (proxy, target) = (Rc::clone(&self.proxy), format!("localhost:{}", self.port));
+        let (proxy, target) = (Rc::clone(&self.proxy), self.target.clone());
         tokio::task::spawn_local(async move { proxy.connection(inside).await });
         let mut program = program;
         program.write_all(format!("CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n\r\n").as_bytes()).await?;
@@ -163,30 +189,45 @@ impl World {
             ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
         let mut config = config.with_root_certificates(roots).with_no_client_auth();
         config.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
-        TlsConnector::from(Arc::new(config)).connect("localhost".try_into().unwrap(), program).await
+        TlsConnector::from(Arc::new(config)).connect(self.name().try_into().unwrap(), program).await
     }
 
     /// Sends one request, and returns status, headers and body of the answer.
     async fn ask(&self, protocol: &[u8], request: Request<AnyBody>) -> (StatusCode, String, String) {
-        let stream = TokioIo::new(self.connect(&[protocol]).await.unwrap());
+        let stream = self.connect(&[protocol]).await.unwrap();
+        let (status, response) = Self::send(protocol, stream, request).await.unwrap();
+        let (parts, body) = response.into_parts();
+        let body = body.collect().await.unwrap().to_bytes();
+        (status, format!("{:?}", parts.headers), String::from_utf8_lossy(&body).into_owned())
+    }
+
+    /// Sends one request on a connection.
+    async fn send(
+        protocol: &[u8],
+        stream: tokio_rustls::client::TlsStream<UnixStream>,
+        request: Request<AnyBody>,
+    ) -> hyper::Result<(StatusCode, Response<Incoming>)> {
+        let stream = TokioIo::new(stream);
         let response = if protocol == H2 {
             let (tasks, _guard) = ConnectionTasks::guarded();
             let (mut sender, connection) =
                 hyper::client::conn::http2::Builder::new(tasks).handshake(stream).await.unwrap();
             tokio::task::spawn_local(connection);
-            sender.send_request(request).await.unwrap()
+            sender.send_request(request).await?
         } else {
             let (mut sender, connection) = hyper::client::conn::http1::handshake(stream).await.unwrap();
             tokio::task::spawn_local(connection);
-            sender.send_request(request).await.unwrap()
+            sender.send_request(request).await?
         };
-        let (parts, body) = response.into_parts();
-        let body = body.collect().await.unwrap().to_bytes();
-        (parts.status, format!("{:?}", parts.headers), String::from_utf8_lossy(&body).into_owned())
+        Ok((response.status(), response))
+    }
+
+    fn name(&self) -> String {
+        self.target.split(':').next().unwrap().to_owned()
     }
 
     fn request(&self, protocol: &[u8], method: Method, path: &str, body: &str) -> Request<AnyBody> {
-        let host = format!("localhost:{}", self.port);
+        let host = &self.target;
         let uri = if protocol == H2 { format!("https://{host}{path}") } else { path.to_owned() };
         let request = Request::builder().method(method).uri(uri);
         let request = if protocol == H2 { request } else { request.header("host", host) };
@@ -397,6 +438,198 @@ async fn an_authority_signs_only_for_the_names_of_its_policy() {
         let world = World { trusted, ..world };
         let error = world.connect(&[HTTP1]).await.unwrap_err().to_string();
         assert!(error.contains("NameConstraint"), "{error}");
+    })
+    .await;
+}
+
+fn pairs(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+    pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+}
+
+#[tokio::test]
+async fn conditions_on_queries_and_headers_are_judged() {
+    local(async {
+        let paged = EgressRule {
+            query: pairs(&[("page", "[0-9]*")]),
+            headers: pairs(&[("x-team", "agents")]),
+            ..EgressRule::allow("localhost:PORT+private")
+        };
+        let world = World::new(vec![paged], SecretTable::default()).await;
+        for protocol in [HTTP1, H2] {
+            world.arrived.borrow_mut().clear();
+            let ask = async |path: &str, teams: &[&str]| {
+                let mut request = world.request(protocol, Method::GET, path, "");
+                for team in teams {
+                    request.headers_mut().append("x-team", team.parse().unwrap());
+                }
+                world.ask(protocol, request).await.0.as_u16()
+            };
+            assert_eq!(ask("/?page=1", &["agents"]).await, 200);
+            assert_eq!(world.arrived.borrow().len(), 1);
+            for (path, teams) in [
+                ("/?page=x", &["agents"][..]),
+                ("/", &["agents"]),
+                ("/?page=1&page=2", &["agents"]),
+                ("/?page=1&%70age=2", &["agents"]),
+                ("/?page=1;page=2", &["agents"]),
+                ("/?page=1", &["others"]),
+                ("/?page=1", &[]),
+                ("/?page=1", &["agents", "agents"]),
+            ] {
+                assert_eq!(ask(path, teams).await, 403, "{path} {teams:?}");
+            }
+            assert_eq!(world.arrived.borrow().len(), 1, "nothing that was refused arrived");
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_rule_answers_without_a_connection_to_the_host() {
+    local(async {
+        let response = proto::egress::RuleResponse {
+            status: 203,
+            headers: pairs(&[("x-own", "yes")]),
+            body: "CANNED".into(),
+        };
+        let rules = vec![
+            EgressRule { respond: Some(response.clone()), ..EgressRule::allow("GET,HEAD localhost:PORT/own") },
+            EgressRule { respond: Some(response), ..EgressRule::allow("nowhere.test:443") },
+            EgressRule::allow("GET localhost:PORT/real+private"),
+        ];
+        let world = World::new(rules, SecretTable::default()).await;
+        for protocol in [HTTP1, H2] {
+            world.arrived.borrow_mut().clear();
+            let before = world.accepted.get();
+            let ask = async |method: Method, path: &str| {
+                world.ask(protocol, world.request(protocol, method, path, "")).await
+            };
+            let (status, headers, body) = ask(Method::GET, "/own").await;
+            assert_eq!((status.as_u16(), body.as_str()), (203, "CANNED"));
+            assert!(headers.contains("\"x-own\": \"yes\""), "{headers}");
+            let (status, headers, body) = ask(Method::HEAD, "/own").await;
+            assert_eq!((status.as_u16(), body.as_str()), (203, ""));
+            assert!(headers.contains("\"content-length\": \"6\""), "{headers}");
+            assert_eq!(ask(Method::POST, "/own").await.0, 403);
+            assert_eq!(world.accepted.get(), before, "not even a connection");
+            assert_eq!(ask(Method::GET, "/real").await.0, 200);
+            assert_eq!((world.arrived.borrow().len(), world.accepted.get()), (1, before + 1));
+        }
+        let decisions = world.decisions();
+        assert!(decisions[0].contains("answers the request"), "{decisions:?}");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn requests_go_to_another_host_and_secrets_follow_the_real_one() {
+    local(async {
+        let all = || SecretFields { body: true, ..fields(&["authorization"]) };
+        let secrets = || {
+            table(vec![
+                secret("real", &["localhost:1-65535"], all()),
+                secret("named", &["api.test:443"], all()),
+            ])
+        };
+        let rule = EgressRule { forward: Some("localhost:PORT".into()), ..EgressRule::allow("api.test:443+private") };
+        for protocol in [HTTP1, H2] {
+            let world = World::new(vec![rule.clone()], secrets()).await;
+            let world = World { target: "api.test:443".into(), ..world };
+            let with = |value: &str| {
+                let mut request = world.request(protocol, Method::POST, "/v1?x=1", "a real-palph0aaaa b");
+                request.headers_mut().insert("authorization", value.parse().unwrap());
+                request.headers_mut().insert("forwarded", "host=liar.test".parse().unwrap());
+                request
+            };
+            let (status, headers, text) = world.ask(protocol, with("Bearer real-palph0aaaa")).await;
+            assert_eq!(status, 200, "{text}");
+            let arrived = world.arrived.borrow()[0].clone();
+            assert!(arrived.contains("authorization: Bearer value-of-real\n"), "{arrived}");
+            assert!(arrived.contains("forwarded: host=api.test\n") && !arrived.contains("liar"), "{arrived}");
+            assert!(arrived.ends_with("body=a value-of-real b"), "{arrived}");
+            let host = format!("localhost:{}", world.port);
+            let first = match protocol == H2 {
+                true => format!("POST https://{host}/v1?x=1\n"),
+                false => format!("POST /v1?x=1\nhost: {host}\n"),
+            };
+            assert!(arrived.contains(&host) && arrived.matches("api.test").count() == 1, "{arrived}");
+            assert!(protocol != H2 || arrived.starts_with(&first), "{arrived}");
+            assert!(![headers, text].concat().contains("value-of-real"));
+            let why = format!("sends the request to {host}");
+            assert!(world.decisions()[0].contains(&why), "{:?}", world.decisions());
+            let (status, _, text) = world.ask(protocol, with("Bearer named-palph0aaaa")).await;
+            assert_eq!(status, 403, "{text}");
+            assert!(text.contains("does not belong to localhost"), "{text}");
+            // A rule that denies wins, also about the other host.
+            let denied = Policy::new(&[
+                EgressRule { forward: Some(host.clone()), ..rule.clone() },
+                EgressRule::deny("localhost:*"),
+            ]);
+            *world.proxy.policy.borrow_mut() = denied.unwrap();
+            assert_eq!(world.ask(protocol, with("x")).await.0, 403);
+            // Without the mark the other host is a public one.
+            let public = EgressRule { forward: Some(host), ..EgressRule::allow("api.test:443") };
+            *world.proxy.policy.borrow_mut() = Policy::new(&[public]).unwrap();
+            let (status, _, text) = world.ask(protocol, with("x")).await;
+            assert!(status == 403 && text.contains("address of this host"), "{status} {text}");
+            assert_eq!(world.arrived.borrow().len(), 1);
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn http_2_of_a_program_becomes_http_1_where_the_other_host_speaks_no_other() {
+    local(async {
+        let rule = EgressRule { forward: Some("localhost:PORT".into()), ..EgressRule::allow("api.test:443+private") };
+        let world = World::with_protocols(vec![rule], SecretTable::default(), &[HTTP1]).await;
+        let world = World { target: "api.test:443".into(), ..world };
+        let mut request = world.request(H2, Method::POST, "/x", "text");
+        request.headers_mut().append("cookie", "a=1".parse().unwrap());
+        request.headers_mut().append("cookie", "b=2".parse().unwrap());
+        let (status, _, text) = world.ask(H2, request).await;
+        assert_eq!(status, 200, "{text}");
+        let arrived = world.arrived.borrow()[0].clone();
+        assert!(arrived.starts_with("POST /x\n") && arrived.ends_with("body=text"), "{arrived}");
+        assert!(arrived.contains(&format!("host: localhost:{}\n", world.port)), "{arrived}");
+        assert!(arrived.contains("cookie: a=1; b=2\n"), "{arrived}");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn budgets_count_requests_and_their_bytes() {
+    local(async {
+        let limit = |rate: Option<&str>, bytes: Option<&str>| {
+            Some(proto::egress::RuleLimit { rate: rate.map(str::to_owned), bytes: bytes.map(str::to_owned) })
+        };
+        for protocol in [HTTP1, H2] {
+            let rules = vec![
+                EgressRule { limit: limit(Some("2/h"), None), ..EgressRule::allow("localhost:PORT/rate+private") },
+                EgressRule { limit: limit(None, Some("64KiB")), ..EgressRule::allow("localhost:PORT/bytes+private") },
+            ];
+            let world = World::new(rules, SecretTable::default()).await;
+            let ask = async |path: &str, body: &str| {
+                world.ask(protocol, world.request(protocol, Method::POST, path, body)).await
+            };
+            assert_eq!((ask("/rate", "").await.0, ask("/rate", "").await.0), (StatusCode::OK, StatusCode::OK));
+            let (status, _, text) = ask("/rate", "").await;
+            assert_eq!(status, 429);
+            assert!(text.contains("has spent its rate of 2/h"), "{text}");
+            assert_eq!(ask("/bytes", "few").await.0, 200);
+            let arrived = world.arrived.borrow().len();
+            // The request breaks off, so it has no answer or a refusal.
+            let stream = world.connect(&[protocol]).await.unwrap();
+            let sent = world.request(protocol, Method::POST, "/bytes", &"x".repeat(100 << 10));
+            if let Ok((status, _)) = World::send(protocol, stream, sent).await {
+                assert_ne!(status, 200);
+            }
+            assert_eq!(world.arrived.borrow().len(), arrived, "no whole request arrived");
+            let (status, _, text) = ask("/bytes", "").await;
+            assert_eq!(status, 403);
+            assert!(text.contains("has spent its budget of 64KiB"), "{text}");
+            assert!(world.decisions().iter().any(|line| line.contains("has spent its budget")));
+        }
     })
     .await;
 }
