@@ -129,7 +129,10 @@ impl BudgetState {
             admitted.pop_front();
         }
         if admitted.len() >= rate.count as usize {
-            return Err(Denial::too_many(format!("the rule `{}` has spent its rate of {}", budget.rule, rate.text)));
+            return Err(Denial::too_many(format!(
+                "the rule `{}` has spent its rate of {}",
+                budget.rule, rate.text
+            )));
         }
         admitted.push_back(now);
         Ok(())
@@ -193,8 +196,7 @@ mod tests {
     fn terms(rate: Option<&str>, bytes: Option<&str>, window: Option<&str>) -> PermitTerms {
         let limit = RuleLimit { rate: rate.map(str::to_owned), bytes: bytes.map(str::to_owned) };
         let limit = (limit != RuleLimit::default()).then_some(limit);
-        let rule =
-            EgressRule { limit, window: window.map(str::to_owned), ..EgressRule::allow("a.test:443") };
+        let rule = EgressRule { limit, window: window.map(str::to_owned), ..EgressRule::allow("a.test:443") };
         // The terms are the same at any time; this one is in every window of the tests.
         Policy::new(&[rule]).unwrap().at(SystemTime::UNIX_EPOCH).judge_name("a.test", 443).unwrap().terms
     }
@@ -204,7 +206,9 @@ mod tests {
         let file = spool();
         let terms = terms(None, Some("1MiB"), None);
         let step = 1 << 16;
-        let recorded = || lines(&file).iter().filter_map(|line| Some(line.data.spent.as_ref()?.bytes)).collect::<Vec<_>>();
+        let recorded = || {
+            lines(&file).iter().filter_map(|line| Some(line.data.spent.as_ref()?.bytes)).collect::<Vec<_>>()
+        };
         let meter = table(&file).admit(&terms).unwrap();
         meter.spend(1).unwrap();
         meter.spend(step - 1).unwrap();

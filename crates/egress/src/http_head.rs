@@ -151,7 +151,10 @@ impl HttpRequest {
     }
 
     /// The parts that rules judge; `headers` are the [judged headers](Self::judged_headers).
-    pub fn judged_part<'a>(&'a self, headers: &'a [(&'a str, &'a [u8])]) -> Result<RequestTarget<'a>, Denial> {
+    pub fn judged_part<'a>(
+        &'a self,
+        headers: &'a [(&'a str, &'a [u8])],
+    ) -> Result<RequestTarget<'a>, Denial> {
         if METHOD_OVERRIDES.iter().any(|name| self.values(name).next().is_some()) {
             return Err(Denial::forbidden("a header of it asks for another method"));
         }
@@ -234,8 +237,11 @@ impl HttpRequest {
             (Host::Address(_), Form::Absolute(authority, _)) => authority.clone(),
             (Host::Address(_), _) => self.values("host").next().unwrap_or_default().to_owned(),
         };
-        let headers =
-            if permit.protocol == Protocol::PlainHttp { self.few_headers(set) } else { self.most_headers(set) };
+        let headers = if permit.protocol == Protocol::PlainHttp {
+            self.few_headers(set)
+        } else {
+            self.most_headers(set)
+        };
         let length = match body {
             BodyLength::Chunked => "transfer-encoding: chunked\r\n".to_owned(),
             BodyLength::Known(len) if self.values("content-length").next().is_some() && len > 0 => {

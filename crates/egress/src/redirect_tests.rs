@@ -16,7 +16,7 @@ use tokio::{
 
 use super::*;
 use crate::{
-    client_hello::tests::{hello_for, torn_hello_for},
+    client_hello::tests::{hello_for, hiding_hello_for, torn_hello_for},
     journal::tests::{lines, spool},
     proxy::tests::proxy,
 };
@@ -100,17 +100,18 @@ async fn local(test: impl Future<Output = ()>) {
 async fn tls_reaches_the_host_that_it_names_and_no_other() {
     local(async {
         let world = World::new("+tls", b"").await;
-        for hello in [hello_for(&["localhost"]), torn_hello_for("LOCALHOST")] {
+        for hello in [hello_for(&["localhost"]), torn_hello_for("LOCALHOST"), hiding_hello_for("localhost")] {
             assert_eq!(world.dial_name(&[&hello]).await, b"ANSWER");
             assert_eq!(*world.arrived.borrow(), hello, "byte for byte");
             assert!(world.last().allowed);
         }
         let torn = torn_hello_for("localhost");
-        let bytes: Vec<&[u8]> = torn.chunks(50).collect();
+        let bytes: Vec<&[u8]> = torn.chunks(1).collect();
         assert_eq!(world.dial_name(&bytes).await, b"ANSWER");
         for (what, first) in [
             ("another name", hello_for(&["evil.io"])),
             ("another name in many records", torn_hello_for("evil.io")),
+            ("another outer name of a hidden hello", hiding_hello_for("evil.io")),
             ("no name", hello_for(&[])),
             ("two names", hello_for(&["localhost", "evil.io"])),
             ("no TLS", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n".to_vec()),
@@ -344,7 +345,8 @@ async fn requests_to_addresses_are_refused_where_requests_are_judged() {
         let to = std::net::Ipv4Addr::new(192, 0, 2, 7);
         let rule = format!("GET *:{}+http", world.port);
         *world.proxy.policy.borrow_mut() = Policy::parse(&[rule.as_str()]).unwrap();
-        let target = crate::target::Target { host: crate::target::Host::Address(to.into()), port: world.port };
+        let target =
+            crate::target::Target { host: crate::target::Host::Address(to.into()), port: world.port };
         let permit = target.judge(&world.proxy.policy.borrow()).unwrap();
         assert!(permit.inspect, "its requests are judged");
         let request = crate::http_head::HttpRequest::parse(b"POST / HTTP/1.1\r\nHost: x").unwrap();
@@ -363,7 +365,8 @@ async fn a_spent_budget_ends_connections_and_denies_new_ones() {
             let rule = EgressRule::allow(format!("localhost:{}{mark}+private", world.port));
             let rule = EgressRule { limit: Some(limit), ..rule };
             *world.proxy.policy.borrow_mut() = Policy::new(&[rule]).unwrap();
-            let head = |len: usize| format!("POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len}\r\n\r\n");
+            let head =
+                |len: usize| format!("POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len}\r\n\r\n");
             let send = async |len: usize| {
                 let head = if mark == "+http" { head(len) } else { String::new() };
                 world.dial_name(&[head.as_bytes(), &vec![0; len]]).await

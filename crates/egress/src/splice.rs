@@ -40,7 +40,9 @@ pub async fn splice<S: ClientStream>(
                 to_host.write_all(&ahead).await?;
             }
             Some(target) => {
-                if let Err(denial) = judge_first(&ahead, &mut from_client, &mut to_host, (target, meter)).await? {
+                if let Err(denial) =
+                    judge_first(&ahead, &mut from_client, &mut to_host, (target, meter)).await?
+                {
                     return Ok(Err(denial));
                 }
             }

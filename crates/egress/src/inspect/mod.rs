@@ -30,10 +30,10 @@ use rustls::{ServerConfig, pki_types::ServerName};
 use tokio::{io::AsyncWriteExt, net::TcpStream, sync::Notify, time::timeout};
 use tokio_rustls::{LazyConfigAcceptor, StartHandshake, TlsConnector, client::TlsStream};
 
+use self::{body::BodyError, session::InspectedSession, tasks::ConnectionTasks, upstream::Upstream};
 #[cfg(feature = "fuzzing")]
 pub use self::{body::Rewrite, mask::Mask, request::Injector};
 pub use self::{sigv4::parts_of_key, tls::Certificates};
-use self::{body::BodyError, session::Session, tasks::ConnectionTasks, upstream::Upstream};
 use crate::{
     client::{ClientStream, PATIENCE, ProxyClient},
     connection::{ConnectionOrigin, ESTABLISHED, NEEDS_NAME, judge_hello},
@@ -101,7 +101,7 @@ impl Proxy {
         upstream: Option<TcpStream>,
         name: &str,
         (target, permit): (&Target, &Permit),
-    ) -> Result<(Session, Arc<ServerConfig>, Serving), Denial> {
+    ) -> Result<(InspectedSession, Arc<ServerConfig>, Serving), Denial> {
         let hello = start.client_hello();
         let offered: Vec<Vec<u8>> = hello.alpn().into_iter().flatten().map(<[u8]>::to_vec).collect();
         let offers = |protocol: &[u8]| offered.iter().any(|offer| offer == protocol);
@@ -131,7 +131,7 @@ impl Proxy {
             }
         };
         let config = self.certificates.server(name, chosen).map_err(Denial::forbidden)?;
-        let session = Session::new(Rc::clone(self), target, permit, &tasks, is_h2);
+        let session = InspectedSession::new(Rc::clone(self), target, permit, &tasks, is_h2);
         session.keep(upstream).await;
         Ok((session, config, Serving { is_h2, tasks, gone, _guard: guard }))
     }
@@ -170,7 +170,7 @@ impl Serving {
     async fn serve<S: ClientStream>(
         self,
         stream: tokio_rustls::server::TlsStream<ProxyClient<S>>,
-        session: Rc<Session>,
+        session: Rc<InspectedSession>,
     ) -> io::Result<()> {
         let answering = Rc::clone(&session);
         let service = service_fn(move |request| {

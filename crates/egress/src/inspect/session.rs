@@ -38,7 +38,7 @@ use crate::{
 const SIGNED_BODY_LEN_MAX: usize = 10 << 20;
 
 /// One inspected connection.
-pub struct Session {
+pub struct InspectedSession {
     proxy: Rc<Proxy>,
     target: Target,
     /// Whether the target may be an address of this host or of a private network.
@@ -59,7 +59,7 @@ struct JudgedRequest {
     used: Vec<Rc<Secret>>,
 }
 
-impl Session {
+impl InspectedSession {
     /// A session without connections to hosts.
     pub fn new(
         proxy: Rc<Proxy>,
@@ -146,7 +146,8 @@ impl Session {
         };
         let upstream = self.upstream(&destination, private).await?;
         let body: AnyBody = Box::pin(MeteredBody::new(body, Rc::clone(&meter)));
-        let JudgedRequest { request, used } = self.judge((parts, body), &permit, &destination, hash.as_deref())?;
+        let JudgedRequest { request, used } =
+            self.judge((parts, body), &permit, &destination, hash.as_deref())?;
         let over = |error: io::Error| Denial::forbidden(error.to_string());
         meter.spend(request.uri().to_string().len() + headers_len(request.headers())).map_err(over)?;
         let sent = upstream.send(request).await;
@@ -161,7 +162,8 @@ impl Session {
             let ends = [program, hyper::upgrade::on(&mut response)];
             *self.upgraded.borrow_mut() = Some((ends, Rc::clone(&meter)));
         }
-        let values: Vec<Vec<u8>> = used.iter().flat_map(|secret| secret.masked_values(&destination)).collect();
+        let values: Vec<Vec<u8>> =
+            used.iter().flat_map(|secret| secret.masked_values(&destination)).collect();
         let response = response.map(|body| -> AnyBody { Box::pin(MeteredBody::new(boxed(body), meter)) });
         masked(response, Mask::of(values.iter().map(Vec::as_slice)))
     }

@@ -33,8 +33,7 @@ impl Upstream {
         tasks: &ConnectionTasks,
         gone: Rc<Notify>,
     ) -> Result<Self, Denial> {
-        let no_http =
-            |error: hyper::Error| Denial::unreachable(format!("its host speaks no HTTP: {error}"));
+        let no_http = |error: hyper::Error| Denial::unreachable(format!("its host speaks no HTTP: {error}"));
         let is_h2 = stream.get_ref().1.alpn_protocol() == Some(H2);
         let stream = TokioIo::new(stream);
         if is_h2 {
@@ -101,7 +100,8 @@ fn for_http1(request: Request<AnyBody>) -> Request<AnyBody> {
     parts.uri = path.parse().unwrap_or_default();
     parts.headers.remove(header::TE);
     // RFC 9113 8.2.3: HTTP/2 may split them.
-    let cookies: Vec<&[u8]> = parts.headers.get_all(header::COOKIE).iter().map(HeaderValue::as_bytes).collect();
+    let cookies: Vec<&[u8]> =
+        parts.headers.get_all(header::COOKIE).iter().map(HeaderValue::as_bytes).collect();
     if let (true, Ok(cookies)) = (cookies.len() > 1, HeaderValue::from_bytes(&cookies.join(&b"; "[..]))) {
         parts.headers.insert(header::COOKIE, cookies);
     }

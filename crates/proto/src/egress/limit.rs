@@ -109,7 +109,8 @@ impl ByteBudget {
             "GiB" => 1 << 30,
             _ => return None,
         };
-        let number: u64 = number.parse().ok().filter(|_| is_number(number) && number.len() <= BYTES_DIGITS_MAX)?;
+        let number: u64 =
+            number.parse().ok().filter(|_| is_number(number) && number.len() <= BYTES_DIGITS_MAX)?;
         Some(Self { bytes: number * unit, text: text.to_owned() })
     }
 }
@@ -126,7 +127,10 @@ mod tests {
 
     fn limited(to: &str, rate: Option<&str>, bytes: Option<&str>) -> EgressRule {
         let owned = |text: Option<&str>| text.map(str::to_owned);
-        EgressRule { limit: Some(RuleLimit { rate: owned(rate), bytes: owned(bytes) }), ..EgressRule::allow(to) }
+        EgressRule {
+            limit: Some(RuleLimit { rate: owned(rate), bytes: owned(bytes) }),
+            ..EgressRule::allow(to)
+        }
     }
 
     #[test]

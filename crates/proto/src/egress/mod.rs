@@ -20,9 +20,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 pub use limit::{ByteBudget, RequestRate, RuleBudget};
-pub use policy::{
-    ForwardHost, Permit, PermitTerms, Policy, Protocol, RULES_MAX, RequestPermit,
-};
+pub use policy::{ForwardHost, Permit, PermitTerms, Policy, Protocol, RULES_MAX, RequestPermit};
 pub use request_match::{RequestPattern, RequestTarget};
 pub use rule::{EgressRule, RuleAction, RuleError, RuleLimit, RuleResponse};
 pub use rule_reader::{canonical_name, is_secret_host};

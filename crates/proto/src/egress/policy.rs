@@ -333,7 +333,11 @@ impl Rule {
 
     fn permit_request(&self) -> RequestPermit {
         let private = self.may_be_private();
-        let forward = self.forward.as_ref().map(|(name, port)| ForwardHost { name: name.clone(), port: *port, private });
+        let forward = self.forward.as_ref().map(|(name, port)| ForwardHost {
+            name: name.clone(),
+            port: *port,
+            private,
+        });
         RequestPermit {
             set_headers: self.source.set_headers.clone(),
             respond: self.source.respond.clone(),

@@ -264,7 +264,8 @@ fn conditions_fail_closed_in_both_directions() {
         query: map(&[("page", "[0-9]*")]),
         ..EgressRule::allow("GET a.test:443/list")
     };
-    let team = |action| EgressRule { action, headers: map(&[("x-team", "a*")]), ..EgressRule::allow("a.test:443") };
+    let team =
+        |action| EgressRule { action, headers: map(&[("x-team", "a*")]), ..EgressRule::allow("a.test:443") };
     let judge = |rules: &[EgressRule], query: &str, headers: &[(&str, &[u8])]| {
         let policy = Policy::new(rules).unwrap();
         let request = RequestTarget { query: Some(query), headers, ..RequestTarget::new("GET", "/list") };
@@ -280,7 +281,8 @@ fn conditions_fail_closed_in_both_directions() {
     }
     let why = judge(&allowing, "page=7;x", &[]).unwrap_err();
     assert_eq!(why, "GET a.test:443/list has a query or headers that servers read differently");
-    let (one, two): (&[(&str, &[u8])], _) = (&[("X-Team", b"ab")], [("x-team", &b"ab"[..]), ("x-team", b"c")]);
+    let (one, two): (&[(&str, &[u8])], _) =
+        (&[("X-Team", b"ab")], [("x-team", &b"ab"[..]), ("x-team", b"c")]);
     assert!(judge(&[team(RuleAction::Allow)], "", one).is_ok());
     assert!(judge(&[team(RuleAction::Allow)], "", &two).is_err());
     assert!(judge(&[all.clone(), team(RuleAction::Deny)], "", &two).is_err());
@@ -343,18 +345,32 @@ fn fields_that_mean_nothing_together_are_refused() {
     };
     let forward = |to: &str, host: &str| EgressRule { forward: Some(host.into()), ..EgressRule::allow(to) };
     let windowed = |text: &str| EgressRule { window: Some(text.into()), ..allow() };
-    for good in [with(allow()), limited(allow(), "1MiB"), forward("a.test:80+plain", "b.test:80"), windowed("00:00-24:00")] {
+    for good in [
+        with(allow()),
+        limited(allow(), "1MiB"),
+        forward("a.test:80+plain", "b.test:80"),
+        windowed("00:00-24:00"),
+    ] {
         assert!(Policy::new(&[good.clone()]).is_ok(), "{good:?}");
     }
     for (bad, word) in [
         (with(EgressRule::deny("a.test")), "only a rule that allows"),
         (limited(EgressRule::ask("a.test"), "1MiB"), "only a rule that allows"),
-        (EgressRule { query: map(&[("a", "b")]), ..EgressRule::ask("a.test") }, "a connection waits as a whole"),
+        (
+            EgressRule { query: map(&[("a", "b")]), ..EgressRule::ask("a.test") },
+            "a connection waits as a whole",
+        ),
         (with(EgressRule::allow("a.test:443+tunnel")), "requests that can be read"),
         (forward("a.test:5432+tcp", "b.test:5432"), "requests that can be read"),
         (forward("192.0.2.7:80", "b.test:80"), "requests that can be read"),
-        (EgressRule { headers: map(&[("x", "y")]), ..EgressRule::allow("a.test+tunnel") }, "requests that can be read"),
-        (EgressRule { respond: Some(respond(200, "")), ..forward("a.test", "b.test:80") }, "exclude each other"),
+        (
+            EgressRule { headers: map(&[("x", "y")]), ..EgressRule::allow("a.test+tunnel") },
+            "requests that can be read",
+        ),
+        (
+            EgressRule { respond: Some(respond(200, "")), ..forward("a.test", "b.test:80") },
+            "exclude each other",
+        ),
         (EgressRule { set_headers: map(&[("x", "y")]), ..with(allow()) }, "`set_headers`"),
         (with(limited(allow(), "1MiB")), "budget of bytes"),
         (limited(allow(), "1MB"), "`bytes`"),

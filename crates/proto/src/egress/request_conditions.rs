@@ -42,7 +42,8 @@ impl ValueConditions {
     /// Reads conditions on the parameters of a query.
     pub fn of_query(conditions: &BTreeMap<String, String>) -> Option<Self> {
         let is_name = |name: &str| {
-            !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_graphic() && !b"&=;%+#[]".contains(&byte))
+            !name.is_empty()
+                && name.bytes().all(|byte| byte.is_ascii_graphic() && !b"&=;%+#[]".contains(&byte))
         };
         Self::read(conditions, is_name, str::to_owned)
     }

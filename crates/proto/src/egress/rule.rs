@@ -167,9 +167,11 @@ impl EgressRule {
     /// The rule, or in the place of one that allows a rule that asks about its host and ports.
     pub fn into_question(self) -> Self {
         match self.action {
-            RuleAction::Allow => {
-                Self { why: self.why.clone(), window: self.window.clone(), ..Self::ask(self.host_and_ports()) }
-            }
+            RuleAction::Allow => Self {
+                why: self.why.clone(),
+                window: self.window.clone(),
+                ..Self::ask(self.host_and_ports())
+            },
             RuleAction::Deny | RuleAction::Ask => self,
         }
     }

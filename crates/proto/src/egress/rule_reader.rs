@@ -150,7 +150,9 @@ impl Rule {
                 return Err("only a rule that allows has `limit`, `respond` or `forward`");
             }
             if source.action == RuleAction::Ask && self.requests.has_values() {
-                return Err("a connection waits as a whole, so a rule that asks has no `query` and no `headers`");
+                return Err(
+                    "a connection waits as a whole, so a rule that asks has no `query` and no `headers`",
+                );
             }
         }
         if (self.requests.has_values() || self.replaces_host()) && !self.is_readable() {
@@ -278,7 +280,9 @@ fn read_fields(rule: Rule) -> Result<Rule, &'static str> {
     let headers = ValueConditions::of_headers(&source.headers, is_header_name)
         .ok_or("one of its `headers` has a name or a pattern that cannot be used")?;
     let window = match source.window.as_deref().map(RuleWindow::parse) {
-        Some(None) => return Err("its `window` is none such as `mon-fri 08:00-18:00` (UTC) or `22:00-06:00`"),
+        Some(None) => {
+            return Err("its `window` is none such as `mon-fri 08:00-18:00` (UTC) or `22:00-06:00`");
+        }
         window => window.flatten(),
     };
     let forward = match source.forward.as_deref().map(parse_forward) {
