@@ -163,7 +163,8 @@ impl<'a> Injector<'a> {
     /// The key of AWS whose placeholder is in a signature or in a session token.
     fn aws_key(&self, name: &HeaderName, value: &[u8]) -> Option<Rc<Secret>> {
         let is_token = *name == sigv4::TOKEN;
-        if !is_token && !(*name == header::AUTHORIZATION && sigv4::is_signature(value)) {
+        let is_signature = *name == header::AUTHORIZATION && sigv4::is_signature(value);
+        if !is_token && !is_signature {
             return None;
         }
         let named = |secret: &&Rc<Secret>| {

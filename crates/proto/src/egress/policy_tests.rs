@@ -351,7 +351,7 @@ fn fields_that_mean_nothing_together_are_refused() {
         forward("a.test:80+plain", "b.test:80"),
         windowed("00:00-24:00"),
     ] {
-        assert!(Policy::new(&[good.clone()]).is_ok(), "{good:?}");
+        assert!(Policy::new(std::slice::from_ref(&good)).is_ok(), "{good:?}");
     }
     for (bad, word) in [
         (with(EgressRule::deny("a.test")), "only a rule that allows"),
@@ -385,7 +385,7 @@ fn fields_that_mean_nothing_together_are_refused() {
         (EgressRule { headers: map(&[("host", "x")]), ..allow() }, "`headers`"),
         (EgressRule { query: map(&[("a", "[")]), ..allow() }, "`query`"),
     ] {
-        let refused = Policy::new(&[bad.clone()]).unwrap_err().to_string();
+        let refused = Policy::new(std::slice::from_ref(&bad)).unwrap_err().to_string();
         assert!(refused.contains(word), "{bad:?}: {refused}");
     }
     let odd = RuleResponse { headers: map(&[("Content-Length", "1")]), ..respond(200, "") };
