@@ -113,9 +113,9 @@ impl Proxy {
             ConnectionOrigin::Tunnel | ConnectionOrigin::Forward(_) => RefusalForm::Http,
         };
         // Where requests are judged, the budgets are those of the rule that allows the request.
-        let meter = match is_http {
-            true => Ok(Meter::unlimited()),
-            false => self.budgets.admit(&permit.terms),
+        let meter = match is_http && permit.inspect {
+            true => Ok(None),
+            false => self.budgets.admit(&permit.terms).map(Some),
         };
         let meter = match meter {
             Ok(meter) => meter,
@@ -137,12 +137,16 @@ impl Proxy {
             client.stream.write_all(ESTABLISHED).await?;
         }
         let done = match (permit.protocol, origin, upstream) {
-            (Protocol::Tls, _, Some(upstream)) => self.tls(client, upstream, target, &meter).await?,
-            (Protocol::Tcp, _, Some(upstream)) => self.tcp(client, upstream, target, &meter).await?,
-            (_, ConnectionOrigin::Forward(request), upstream) => {
-                self.http(client, upstream, target, permit, request).await?
+            (Protocol::Tls, _, Some(upstream)) => {
+                self.tls(client, upstream, target, &meter.unwrap_or_else(Meter::unlimited)).await?
             }
-            (_, _, upstream) => self.inner_http(client, upstream, target, permit).await?,
+            (Protocol::Tcp, _, Some(upstream)) => {
+                self.tcp(client, upstream, target, &meter.unwrap_or_else(Meter::unlimited)).await?
+            }
+            (_, ConnectionOrigin::Forward(request), upstream) => {
+                self.http(client, upstream, target, (permit, meter), request).await?
+            }
+            (_, _, upstream) => self.inner_http(client, upstream, target, (permit, meter)).await?,
         };
         Ok(done.map_err(|denial| (RefusalForm::of_protocol(permit), denial)))
     }
@@ -192,7 +196,7 @@ impl Proxy {
         client: &mut ProxyClient<S>,
         upstream: Option<TcpStream>,
         target: &Target,
-        permit: &Permit,
+        terms: (&Permit, Option<Meter>),
     ) -> io::Result<Result<(), Denial>> {
         let head = match client.read_head().await? {
             Ok(head) => head,
@@ -201,7 +205,7 @@ impl Proxy {
         let request =
             HttpRequest::parse(&head).and_then(|request| request.check_host(target).map(|()| request));
         match request {
-            Ok(request) => self.http(client, upstream, target, permit, &request).await,
+            Ok(request) => self.http(client, upstream, target, terms, &request).await,
             Err(denial) => Ok(Err(denial)),
         }
     }
@@ -212,10 +216,10 @@ impl Proxy {
         client: &mut ProxyClient<S>,
         upstream: Option<TcpStream>,
         target: &Target,
-        permit: &Permit,
+        (permit, meter): (&Permit, Option<Meter>),
         request: &HttpRequest,
     ) -> io::Result<Result<(), Denial>> {
-        let (body, judged, meter) = match self.admit_plain(target, permit, request) {
+        let (body, judged, meter) = match self.admit_plain(target, (permit, meter), request) {
             Ok(admitted) => admitted,
             Err(denial) => return Ok(Err(denial)),
         };
@@ -246,16 +250,19 @@ impl Proxy {
         exchange(client, upstream, &OutgoingRequest { head, body, expects_continue, meter }).await
     }
 
-    /// Judges a request, and counts it.
+    /// Judges a request, and counts it, unless its connection is counted.
     fn admit_plain(
         &self,
         target: &Target,
-        permit: &Permit,
+        (permit, meter): (&Permit, Option<Meter>),
         request: &HttpRequest,
     ) -> Result<(BodyLength, RequestPermit, Meter), Denial> {
         let body = request.check_protocol(permit)?;
         let judged = self.judge_plain(target, permit, request)?;
-        let meter = self.budgets.admit(&judged.terms)?;
+        let meter = match meter {
+            Some(meter) => meter,
+            None => self.budgets.admit(&judged.terms)?,
+        };
         Ok((body, judged, meter))
     }
 
