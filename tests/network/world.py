@@ -18,7 +18,7 @@ import threading
 import time
 
 from clients import ADDRESS as CLIENTS, NAME as CLIENTS_NAME, ClientServers, client_cases
-from inspection import InspectedServer, inspection_cases, secret_cases
+from inspection import InspectedServer, inspection_cases, rule_cases, secret_cases
 from ssh_keys import HOSTS as SSH_HOSTS, SshServers, ssh_cases
 
 PAL, LAYER, USER = sys.argv[1], sys.argv[2], int(sys.argv[3])
@@ -251,6 +251,7 @@ def cases(pal, servers, inspected, clients, ssh):
     ssh_cases(pal, ssh, body, inside, expect, kill_egress)
     inspection_cases(pal, inspected, body, inside, expect)
     secret_cases(pal, inspected, body, inside, expect, kill_egress, drained)
+    rule_cases(pal, USER, inspected, inside, expect, kill_egress, drained)
     client_cases(pal, clients, body, inside, expect)
     clean = "unset http_proxy https_proxy HTTP_PROXY HTTPS_PROXY; "
     curl = clean + f"curl -sS --max-time 10 -k "

@@ -21,6 +21,8 @@ use crate::{
 
 /// How long a message may take.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// The pause between two looks at the windows of rules.
+const WINDOW_PAUSE: Duration = Duration::from_secs(20);
 /// Messages at once; further ones wait.
 const STREAMS_MAX: usize = 8;
 
@@ -76,6 +78,16 @@ impl Proxy {
         *self.policy.borrow_mut() = policy;
         self.questions.policy_changed();
         Ok(closed)
+    }
+}
+
+impl Proxy {
+    /// Closes connections whose rule's window has ended, forever.
+    pub async fn close_outside_windows(self: Rc<Self>) {
+        loop {
+            tokio::time::sleep(WINDOW_PAUSE).await;
+            self.flows.close_denied(&self.policy.borrow());
+        }
     }
 }
 

@@ -15,6 +15,7 @@
 //! Absent on purpose: the event log. A process that parses hostile bytes does not write to it.
 
 mod address;
+mod budgets;
 mod client;
 mod client_hello;
 mod confine;

@@ -22,10 +22,11 @@ use tokio::{
 use vault::SealKey;
 
 use crate::{
+    budgets::RecordedBytes,
     confine,
     inputs::{ProxyInputs, RedirectInputs},
     inspect::Certificates,
-    journal::Journal,
+    journal::{Journal, read_lines},
     names::NameTable,
     proxy::Proxy,
     secrets::SecretTable,
@@ -108,8 +109,14 @@ fn open(inputs: &ProxyInputs) -> Result<Proxy, ProxyStepError> {
     rustix::fs::flock(&spool, FlockOperation::NonBlockingLockShared)
         .map_err(|errno| at("lock the spool")(errno.into()))?;
     // The supervisor's descriptor may only append.
-    let names = File::open(sys::fd::path_of(spool.as_fd())).and_then(NameTable::read);
-    let names = names.map_err(at("read the names in the spool"))?;
+    let (mut names, mut recorded) = (NameTable::default(), RecordedBytes::default());
+    let read = File::open(sys::fd::path_of(spool.as_fd())).and_then(|spool| {
+        read_lines(spool, |line| {
+            names.note(&line);
+            recorded.note(&line);
+        })
+    });
+    read.map_err(at("read the names and budgets in the spool"))?;
     let journal = Journal::new(spool, orders.flush);
     let certificates = Certificates::new(bundle);
     let authority = certificates.set_authority(orders.authority.as_ref(), key.as_ref());
@@ -117,7 +124,8 @@ fn open(inputs: &ProxyInputs) -> Result<Proxy, ProxyStepError> {
     let secrets = RefCell::new(Rc::new(SecretTable::open(&orders.secrets, key.as_ref())));
     let ssh = SshAgent::default();
     ssh.set(&orders.ssh_keys, key.as_ref());
-    Ok(Proxy { secrets, ssh, certificates, key, ..Proxy::new(policy, orders.generation, journal, names) })
+    let proxy = Proxy::with_spent(policy, orders.generation, journal, names, recorded);
+    Ok(Proxy { secrets, ssh, certificates, key, ..proxy })
 }
 
 impl ProxySockets {
@@ -141,6 +149,7 @@ impl ProxySockets {
             tokio::task::spawn_local(proxy.clone().resolve_datagrams(dns_udp));
             tokio::task::spawn_local(proxy.clone().resolve_streams(dns_tcp));
         }
+        tokio::task::spawn_local(proxy.clone().close_outside_windows());
         let _ = self.body.readable().await;
     }
 }

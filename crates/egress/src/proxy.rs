@@ -12,6 +12,7 @@ use tokio::{
 use vault::SealKey;
 
 use crate::{
+    budgets::{BudgetTable, RecordedBytes},
     client::ProxyClient,
     connection::ConnectionOrigin,
     flows::FlowTable,
@@ -39,7 +40,9 @@ pub struct Proxy {
     pub policy: RefCell<Policy>,
     /// The number of the policy.
     pub generation: std::cell::Cell<u64>,
-    pub journal: RefCell<Journal>,
+    pub journal: Rc<RefCell<Journal>>,
+    /// What rules have spent.
+    pub budgets: Rc<BudgetTable>,
     /// The addresses that stand for names.
     pub names: RefCell<NameTable>,
     /// The addresses that names resolve to.
@@ -63,15 +66,30 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// A proxy without connections.
+    /// A proxy without connections, whose rules have spent nothing.
+    #[cfg(test)]
     pub fn new(policy: Policy, generation: u64, journal: Journal, names: NameTable) -> Self {
+        Self::with_spent(policy, generation, journal, names, RecordedBytes::default())
+    }
+
+    /// A proxy without connections, whose rules have spent some of their budgets.
+    pub fn with_spent(
+        policy: Policy,
+        generation: u64,
+        journal: Journal,
+        names: NameTable,
+        recorded: RecordedBytes,
+    ) -> Self {
+        let (journal, flows) = (Rc::new(RefCell::new(journal)), Rc::new(FlowTable::default()));
+        let budgets = Rc::new(BudgetTable::new(Rc::clone(&journal), Rc::clone(&flows), recorded));
         Self {
             policy: RefCell::new(policy),
             generation: generation.into(),
-            journal: RefCell::new(journal),
+            journal,
+            budgets,
             names: RefCell::new(names),
             addresses: NameCache::default(),
-            flows: Rc::new(FlowTable::default()),
+            flows,
             free: Arc::new(Semaphore::new(CONNECTIONS_MAX)),
             secrets: RefCell::default(),
             ssh: SshAgent::default(),

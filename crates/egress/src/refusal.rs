@@ -33,6 +33,16 @@ impl Denial {
         Self { status: 403, why: why.into() }
     }
 
+    /// The rule allows it, and not so often.
+    pub fn too_many(why: String) -> Self {
+        Self { status: 429, why }
+    }
+
+    /// The policy changed while the request waited for its host.
+    pub fn policy_changed() -> Self {
+        Self { status: 503, why: "the policy changed meanwhile: try again".into() }
+    }
+
     /// No server of the name answers.
     pub fn unreachable(why: impl Into<String>) -> Self {
         Self { status: UNREACHABLE, why: why.into() }

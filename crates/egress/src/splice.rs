@@ -9,6 +9,7 @@ use tokio::{
 };
 
 use crate::{
+    budgets::Meter,
     client::{ClientStream, PATIENCE, ProxyClient},
     first_bytes::{FirstBytes, FirstBytesVerdict},
     idle::IdleClock,
@@ -28,6 +29,7 @@ pub async fn splice<S: ClientStream>(
     upstream: TcpStream,
     judged: Option<&Target>,
     opening: Option<Rc<HostOpening>>,
+    meter: &Meter,
 ) -> io::Result<Result<(), Denial>> {
     let ahead = std::mem::take(&mut client.ahead);
     let (mut from_client, to_client) = tokio::io::split(&mut client.stream);
@@ -36,16 +38,21 @@ pub async fn splice<S: ClientStream>(
     let clock = IdleClock::new();
     let up = async {
         match judged {
-            None => to_host.write_all(&ahead).await?,
+            None => {
+                meter.spend(ahead.len())?;
+                to_host.write_all(&ahead).await?;
+            }
             Some(target) => {
-                if let Err(denial) = judge_first(&ahead, &mut from_client, &mut to_host, target).await? {
+                if let Err(denial) =
+                    judge_first(&ahead, &mut from_client, &mut to_host, (target, meter)).await?
+                {
                     return Ok(Err(denial));
                 }
             }
         }
-        clock.copy(&mut from_client, &mut to_host).await.map(Ok)
+        clock.copy(&mut from_client, &mut to_host, meter).await.map(Ok)
     };
-    let down = clock.copy(&mut from_host, &mut to_client);
+    let down = clock.copy(&mut from_host, &mut to_client, meter);
     let (mut up, mut down) = (std::pin::pin!(up), std::pin::pin!(down));
     tokio::select! {
         error = clock.expired() => Err(error),
@@ -71,7 +78,7 @@ async fn judge_first(
     ahead: &[u8],
     from: &mut (impl tokio::io::AsyncRead + Unpin),
     to: &mut (impl AsyncWrite + Unpin),
-    target: &Target,
+    (target, meter): (&Target, &Meter),
 ) -> io::Result<Result<(), Denial>> {
     let mut first = FirstBytes::default();
     let (mut held, mut begun) = (ahead.to_vec(), None);
@@ -79,7 +86,10 @@ async fn judge_first(
     loop {
         let now = Instant::now();
         let until = match verdict {
-            FirstBytesVerdict::Pass => return to.write_all(&held).await.map(Ok),
+            FirstBytesVerdict::Pass => {
+                meter.spend(held.len())?;
+                return to.write_all(&held).await.map(Ok);
+            }
             FirstBytesVerdict::Deny(why) => return Ok(Err(Denial::forbidden(why))),
             FirstBytesVerdict::Incomplete => Some(*begun.get_or_insert(now + PATIENCE)),
             FirstBytesVerdict::Unclear if held.is_empty() => None,
@@ -98,6 +108,7 @@ async fn judge_first(
                 }
                 // The program waits for the host. Later bytes are still judged.
                 Err(_) => {
+                    meter.spend(held.len())?;
                     to.write_all(&std::mem::take(&mut held)).await?;
                     continue;
                 }
@@ -107,7 +118,10 @@ async fn judge_first(
             // An unfinished hello or request goes nowhere.
             return match verdict {
                 FirstBytesVerdict::Incomplete => Err(io::ErrorKind::UnexpectedEof.into()),
-                _ => to.write_all(&held).await.map(Ok),
+                _ => {
+                    meter.spend(held.len())?;
+                    to.write_all(&held).await.map(Ok)
+                }
             };
         }
         held.extend_from_slice(&piece[..len]);

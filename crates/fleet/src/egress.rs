@@ -19,7 +19,9 @@ use body::egress::{CERTIFICATES, EgressDir, Position};
 use proto::{
     BodyId, Draft, Event, EventData, Failure, Kind, Spec,
     egress::{Decision, DecisionKind, EgressOrders, EgressRule, ORDERS, Policy, SpoolLine},
-    event_data::{DecodedEvent, NetworkAllowed, NetworkAsked, NetworkCounted, NetworkDenied, NetworkNamed},
+    event_data::{
+        DecodedEvent, NetworkAllowed, NetworkAsked, NetworkCounted, NetworkDenied, NetworkNamed, NetworkSpent,
+    },
     spec::{self, BodyRole},
 };
 use store::EventQuery;
@@ -250,6 +252,7 @@ fn spool_end(event: &Event) -> Option<u64> {
         | DecodedEvent::Known(EventData::NetworkDenied(NetworkDenied { spool, .. }))
         | DecodedEvent::Known(EventData::NetworkCounted(NetworkCounted { spool, .. }))
         | DecodedEvent::Known(EventData::NetworkAsked(NetworkAsked { spool, .. }))
+        | DecodedEvent::Known(EventData::NetworkSpent(NetworkSpent { spool, .. }))
         | DecodedEvent::Known(EventData::NetworkNamed(NetworkNamed { spool, .. })) => spool,
         _ => None,
     }
@@ -260,10 +263,14 @@ fn draft(id: &BodyId, end: u64, line: SpoolLine) -> Draft {
     let decided = std::time::UNIX_EPOCH + std::time::Duration::from_micros(line.at_us);
     let decided_at = Some(store::clock::rfc3339(decided));
     let spool = Some(end);
-    let Decision { to, allowed, why, count, address } = line.data;
+    let Decision { to, allowed, why, count, address, spent } = line.data;
     let data: EventData = match (line.kind, address) {
         (DecisionKind::Named, Some(address)) => NetworkNamed { to, address, decided_at, spool }.into(),
         // A line without an address is no such line, and the spool's parser refuses it.
+        (DecisionKind::Spent, _) => {
+            let bytes = spent.map_or(0, |spent| spent.bytes);
+            NetworkSpent { to, bytes, why, decided_at, spool }.into()
+        }
         (DecisionKind::Allowed | DecisionKind::Named, _) => {
             NetworkAllowed { to, allowed, why, decided_at, spool }.into()
         }

@@ -8,7 +8,7 @@ use proto::{
     egress::{EgressRule, fit_to_show},
     event_data::{
         DecodedEvent, NetworkAllowed, NetworkAsked, NetworkChanged, NetworkCounted, NetworkDenied,
-        NetworkNamed,
+        NetworkNamed, NetworkSpent,
     },
     spec::Egress,
     text::visible,
@@ -97,10 +97,11 @@ fn deferral(state: &NetworkState) -> String {
 }
 
 fn table(rules: &[EgressRule]) -> Table {
-    let mut table = Table::new(&["ACTION", "TO", "WHY"]);
+    let mut table = Table::new(&["ACTION", "TO", "TERMS", "WHY"]);
     for rule in rules {
-        let action = rule.action.name();
-        table.row([action, &rule.to, rule.why.as_deref().unwrap_or("-")]);
+        let terms = Some(rule.details().join("; ")).filter(|terms| !terms.is_empty());
+        let (action, why) = (rule.action.name(), rule.why.as_deref().unwrap_or("-"));
+        table.row([action, &rule.to, terms.as_deref().unwrap_or("-"), why]);
     }
     table.drop_blank_columns();
     table
@@ -187,6 +188,9 @@ fn text(id: &BodyId, event: &Event) -> String {
         DecodedEvent::Known(EventData::NetworkNamed(NetworkNamed { to, address, .. })) => {
             ("named", to, format!("{address} stands for it"))
         }
+        DecodedEvent::Known(EventData::NetworkSpent(NetworkSpent { to, bytes, why, .. })) => {
+            ("spent", to, format!("at most {bytes} bytes; {why}"))
+        }
         DecodedEvent::Known(EventData::NetworkChanged(NetworkChanged { generation, rules, secrets })) => {
             let s = if rules.len() == 1 { "" } else { "s" };
             let used =
@@ -223,6 +227,8 @@ fn learn(proposal: &NetworkProposal, format: Format) -> Result<(), Failure> {
 
 #[cfg(test)]
 mod tests {
+    use proto::egress::RuleLimit;
+
     use super::*;
 
     #[test]
@@ -232,5 +238,10 @@ mod tests {
             table(&rules).render(""),
             "ACTION  TO              WHY\nallow   pypi.org:443    pip\ndeny    **.evil.test:*  -\n"
         );
+        let limit = RuleLimit { rate: Some("60/min".into()), bytes: Some("1MiB".into()) };
+        let forward = Some("b.test:443".into());
+        let rule = EgressRule { limit: Some(limit), forward, ..EgressRule::allow("a.test:443") };
+        let terms = "at most 60/min; at most 1MiB; forwards to b.test:443";
+        assert!(table(&[rule]).render("").contains(terms));
     }
 }

@@ -8,10 +8,16 @@ use std::{
 };
 
 use bytes::Bytes;
-use hyper::body::{Body, Frame, SizeHint};
+use hyper::{
+    HeaderMap,
+    body::{Body, Frame, SizeHint},
+};
 
 use super::mask::Mask;
-use crate::secrets::{Secret, replace_all};
+use crate::{
+    budgets::Meter,
+    secrets::{Secret, replace_all},
+};
 
 pub type BodyError = Box<dyn Error + Send + Sync>;
 /// A body of any source.
@@ -36,6 +42,55 @@ impl Rewrite for Mask {
     fn keeps_length(&self) -> bool {
         true
     }
+}
+
+/// A body whose bytes are counted.
+pub struct MeteredBody<B> {
+    inner: B,
+    meter: Rc<Meter>,
+}
+
+impl<B> MeteredBody<B> {
+    pub fn new(inner: B, meter: Rc<Meter>) -> Self {
+        Self { inner, meter }
+    }
+}
+
+impl<B> Body for MeteredBody<B>
+where
+    B: Body<Data = Bytes, Error = BodyError> + Unpin,
+{
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let body = self.get_mut();
+        let frame = ready!(Pin::new(&mut body.inner).poll_frame(context)).transpose()?;
+        let Some(frame) = frame else { return Poll::Ready(None) };
+        let len = match (frame.data_ref(), frame.trailers_ref()) {
+            (Some(data), _) => data.len(),
+            (None, Some(trailers)) => headers_len(trailers),
+            (None, None) => 0,
+        };
+        body.meter.spend(len)?;
+        Poll::Ready(Some(Ok(frame)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}
+
+/// How many bytes headers take, about.
+pub fn headers_len(headers: &HeaderMap) -> usize {
+    headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum()
 }
 
 /// Placeholders, each with its value.

@@ -21,6 +21,7 @@ use crate::{
     target::{Host, Target},
 };
 
+const HTTPS_PORT: u16 = 443;
 /// The status of a request for another host.
 const MISDIRECTED: u16 = 421;
 /// Headers of one connection, and those that the proxy answers itself.
@@ -62,12 +63,32 @@ pub fn check_authority(parts: &request::Parts, target: &Target) -> Result<(), De
     }
 }
 
-/// The method and the path of a request, as rules judge them.
-pub fn request_target(parts: &request::Parts) -> Result<RequestTarget<'_>, Denial> {
+/// The parts of a request that rules judge; `headers` are its [judged headers](judged_headers).
+pub fn request_target<'a>(
+    parts: &'a request::Parts,
+    headers: &'a [(&'a str, &'a [u8])],
+) -> Result<RequestTarget<'a>, Denial> {
     if METHOD_OVERRIDES.iter().any(|name| parts.headers.contains_key(*name)) {
         return Err(Denial::forbidden("a header of it asks for another method"));
     }
-    Ok(RequestTarget { method: parts.method.as_str(), path: parts.uri.path() })
+    let (method, path, query) = (parts.method.as_str(), parts.uri.path(), parts.uri.query());
+    Ok(RequestTarget { method, path, query, headers })
+}
+
+/// The headers of a request, as rules judge them.
+pub fn judged_headers(parts: &request::Parts) -> Vec<(&str, &[u8])> {
+    parts.headers.iter().map(|(name, value)| (name.as_str(), value.as_bytes())).collect()
+}
+
+/// Gives a request the head that the host gets to which its rule sends it.
+pub fn readdress(parts: &mut request::Parts, original: &Target, destination: &Target) -> Result<(), Denial> {
+    let value = |text: String| HeaderValue::try_from(text).map_err(|_| Denial::bad("its host is malformed"));
+    parts.headers.remove(header::HOST);
+    if parts.version < Version::HTTP_2 {
+        parts.headers.insert(header::HOST, value(authority(destination))?);
+    }
+    parts.headers.insert(header::FORWARDED, value(original.forwarded(HTTPS_PORT))?);
+    Ok(())
 }
 
 impl<'a> Injector<'a> {
@@ -91,12 +112,12 @@ impl<'a> Injector<'a> {
         }
         let mut headers = HeaderMap::with_capacity(parts.headers.len());
         for (name, value) in &parts.headers {
-            let is_set = permit.headers.keys().any(|own| own.eq_ignore_ascii_case(name.as_str()));
+            let is_set = permit.set_headers.keys().any(|own| own.eq_ignore_ascii_case(name.as_str()));
             if !is_set {
                 headers.append(name.clone(), self.header(name, value)?);
             }
         }
-        for (name, value) in &permit.headers {
+        for (name, value) in &permit.set_headers {
             let (name, value) = self.set_header(name, value)?;
             headers.insert(name, value);
         }
@@ -142,7 +163,8 @@ impl<'a> Injector<'a> {
     /// The key of AWS whose placeholder is in a signature or in a session token.
     fn aws_key(&self, name: &HeaderName, value: &[u8]) -> Option<Rc<Secret>> {
         let is_token = *name == sigv4::TOKEN;
-        if !is_token && !(*name == header::AUTHORIZATION && sigv4::is_signature(value)) {
+        let is_signature = *name == header::AUTHORIZATION && sigv4::is_signature(value);
+        if !is_token && !is_signature {
             return None;
         }
         let named = |secret: &&Rc<Secret>| {
@@ -242,7 +264,7 @@ impl<'a> Injector<'a> {
 /// The name of the target, as a URL has it.
 pub fn authority(target: &Target) -> String {
     match &target.host {
-        Host::Name(name) if target.port == 443 => name.clone(),
+        Host::Name(name) if target.port == HTTPS_PORT => name.clone(),
         _ => target.to_string(),
     }
 }
@@ -317,7 +339,7 @@ mod tests {
             assert!(check(bad).is_err(), "{shown}");
         }
         let other = parts(get("/").header("x-http-method-override", "DELETE"));
-        assert!(request_target(&other).is_err());
+        assert!(request_target(&other, &[]).is_err());
     }
 
     /// Rewrites a request that may use the secrets `key` and `pass`, and a placeholder of no secret of the Body.
@@ -413,7 +435,7 @@ mod tests {
     #[test]
     fn a_rule_sets_headers_with_values_of_secrets() {
         let permit = |value: &str| RequestPermit {
-            headers: [("Authorization".to_owned(), value.to_owned())].into(),
+            set_headers: [("Authorization".to_owned(), value.to_owned())].into(),
             ..RequestPermit::default()
         };
         let request = || Request::get("/").header("authorization", "its own");

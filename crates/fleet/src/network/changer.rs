@@ -214,7 +214,8 @@ fn changed(old: Egress, change: PolicyChange) -> Result<Egress, Failure> {
     let rules = match change {
         PolicyChange::Replace(rules) => rules,
         PolicyChange::Add(new) => {
-            let kept = old.all_rules().into_iter().filter(|rule| !new.iter().any(|one| one.to == rule.to));
+            let is_replaced = |rule: &EgressRule| new.iter().any(|one| one.has_same_targets(rule));
+            let kept = old.all_rules().into_iter().filter(|rule| !is_replaced(rule));
             new.iter().cloned().chain(kept).collect()
         }
     };
@@ -276,6 +277,11 @@ mod tests {
         let three = changed(two, PolicyChange::Replace(Vec::new())).unwrap();
         assert_eq!((shown(&three), three.generation), (Vec::new(), 3));
         assert!(add(&one, EgressRule::allow("https://b.test")).is_err());
+        // A rule about some requests to the target is another one, so a rule that denies them stays.
+        let query: std::collections::BTreeMap<_, _> = [("a".to_owned(), "b".to_owned())].into();
+        let some = EgressRule { query, ..EgressRule::deny("c.test:443") };
+        let four = add(&add(&old, some).unwrap(), EgressRule::allow("c.test:443")).unwrap();
+        assert_eq!(shown(&four), ["allow c.test:443", "deny c.test:443", "allow a.test:443"]);
     }
 
     #[test]

@@ -50,24 +50,47 @@ pub fn judge_target(body: &BodyId, rules: &[EgressRule], target: &str) -> Result
     let (to, judged) = match whole.parse::<SocketAddr>() {
         Ok(_) if method.is_some() || path.is_some() => return Err(not_a_target()),
         Ok(address) => {
-            let judged = policy.judge_address(address.ip(), address.port());
-            (address.to_string(), judged.map(|permit| permit.rule))
+            let judge = |policy: &Policy| {
+                policy.judge_address(address.ip(), address.port()).map(|permit| permit.rule)
+            };
+            (address.to_string(), with_terms(&policy, rules, judge))
         }
         Err(_) => {
             let (name, port) = Policy::target(&whole).map_err(|_| not_a_target())?;
-            let request = RequestTarget { method: method.unwrap_or("GET"), path: path.unwrap_or("/") };
-            let judged = policy.judge_name(&name, port).and_then(|permit| match method.or(path) {
-                Some(_) => policy.judge_request(&name, port, &request).map(|permit| permit.rule),
-                None => Ok(permit.rule),
-            });
+            let path_asked = path.unwrap_or("/");
+            let (path_asked, query) =
+                path_asked.split_once('?').map_or((path_asked, None), |(path, query)| (path, Some(query)));
+            let request = RequestTarget { query, ..RequestTarget::new(method.unwrap_or("GET"), path_asked) };
+            let judge = |policy: &Policy| {
+                policy.judge_name(&name, port).and_then(|permit| match method.or(path) {
+                    Some(_) => policy.judge_request(&name, port, &request).map(|permit| permit.rule),
+                    None => Ok(permit.rule),
+                })
+            };
             let front = method.map(|method| format!("{method} ")).unwrap_or_default();
-            (format!("{front}{name}:{port}{}", path.unwrap_or_default()), judged)
+            let to = format!("{front}{name}:{port}{}", path.unwrap_or_default());
+            (to, with_terms(&policy, rules, judge))
         }
     };
     Ok(match judged {
         Ok(why) => PolicyVerdict { to, allowed: true, why, allow: None },
         Err(why) => PolicyVerdict { allow: allowing_command(body, &to, &why), to, allowed: false, why },
     })
+}
+
+/// The rule that decides, with its conditions, budgets and effects.
+fn with_terms(
+    policy: &Policy,
+    rules: &[EgressRule],
+    judge: impl Fn(&Policy) -> Result<String, String>,
+) -> Result<String, String> {
+    let shown = judge(policy)?;
+    let is_it = |rule: &&EgressRule| {
+        let alone = Policy::new(&[(*rule).clone()]);
+        rule.shown() == shown && alone.is_ok_and(|policy| judge(&policy).is_ok())
+    };
+    let terms = rules.iter().find(is_it).map(EgressRule::details).unwrap_or_default();
+    Ok(std::iter::once(shown).chain(terms).collect::<Vec<_>>().join("; "))
 }
 
 /// Splits a target into the method, host and port, and the path of a request.
@@ -193,6 +216,8 @@ fn proposal(id: &BodyId, wanted: Vec<WantedTarget>) -> NetworkProposal {
 
 #[cfg(test)]
 mod tests {
+    use proto::egress::RuleLimit;
+
     use super::*;
 
     fn body() -> BodyId {
@@ -225,6 +250,28 @@ mod tests {
         assert!(judge_target(&body(), &rules, "https://pypi.org").is_err());
         assert!(judge_target(&body(), &rules, "get api.test").is_err(), "methods are in upper case");
         assert!(judge_target(&body(), &rules, "a b c:1").is_err());
+    }
+
+    #[test]
+    fn a_verdict_names_the_terms_of_its_rule() {
+        let query = [("page".to_owned(), "[0-9]*".to_owned())].into();
+        let limit = RuleLimit { rate: Some("60/min".into()), bytes: None };
+        let rules = [
+            EgressRule { query, ..EgressRule::allow("GET api.test/list") },
+            EgressRule {
+                limit: Some(limit),
+                window: Some("00:00-24:00".into()),
+                ..EgressRule::allow("b.test:22")
+            },
+        ];
+        let judge = |target: &str| judge_target(&body(), &rules, target).unwrap();
+        let page = judge("GET api.test/list?page=7");
+        assert_eq!(
+            (page.allowed, page.why.as_str()),
+            (true, "allow GET api.test/list; only query page=[0-9]*")
+        );
+        assert!(!judge("GET api.test/list?page=x").allowed && !judge("GET api.test/list").allowed);
+        assert_eq!(judge("b.test:22").why, "allow b.test:22; only 00:00-24:00 UTC; at most 60/min");
     }
 
     #[test]

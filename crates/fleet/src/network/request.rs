@@ -81,9 +81,9 @@ impl NetworkRequest {
     }
 }
 
-/// Adds a rule, unless an equal one for these targets is there.
+/// Adds a rule, unless one for these targets with the same effect is there.
 fn add(rules: &mut Vec<EgressRule>, rule: EgressRule) {
-    if !rules.iter().any(|known| known.to == rule.to && known.action == rule.action) {
+    if !rules.iter().any(|known| known.has_same_targets(&rule) && known.action == rule.action) {
         rules.push(rule);
     }
 }

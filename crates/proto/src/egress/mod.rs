@@ -3,9 +3,14 @@
 //! Trust: a Body chooses the targets, and the process that writes the spool reads a Body's bytes. Both are
 //! hostile.
 
+mod limit;
 mod policy;
+mod request_conditions;
 mod request_match;
+mod rule;
+mod rule_reader;
 mod secret;
+mod window;
 
 use std::{
     net::{IpAddr, Ipv4Addr},
@@ -14,11 +19,11 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-pub use policy::{
-    EgressRule, Permit, Policy, Protocol, RULES_MAX, RequestPermit, RuleAction, RuleError, canonical_name,
-    is_secret_host,
-};
+pub use limit::{ByteBudget, RequestRate, RuleBudget};
+pub use policy::{ForwardHost, Permit, PermitTerms, Policy, Protocol, RULES_MAX, RequestPermit};
 pub use request_match::{RequestPattern, RequestTarget};
+pub use rule::{EgressRule, RuleAction, RuleError, RuleLimit, RuleResponse};
+pub use rule_reader::{canonical_name, is_secret_host};
 pub use secret::{
     AuthorityOrder, EgressSecret, PLACEHOLDER_MARK, SECRETS_MAX, SecretFields, SshKeyOrder, SshLogin,
     is_placeholder_byte,
@@ -125,6 +130,9 @@ pub enum DecisionKind {
     /// A connection waits for a change of the policy.
     #[serde(rename = "network.asked")]
     Asked,
+    /// The proxy is about to forward bytes of a rule with a budget.
+    #[serde(rename = "network.spent")]
+    Spent,
 }
 
 impl DecisionKind {
@@ -136,12 +144,13 @@ impl DecisionKind {
             Self::Counted => "network.counted",
             Self::Named => "network.named",
             Self::Asked => "network.asked",
+            Self::Spent => "network.spent",
         }
     }
 }
 
 /// A decision about connections of a Body: the data of its event.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Decision {
     /// The target, as far as the proxy understood it, escaped for a terminal.
     pub to: String,
@@ -155,12 +164,24 @@ pub struct Decision {
     /// The address that stands for the name; only where the resolver gave one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<IpAddr>,
+    /// What a rule has spent of its budget, where that is recorded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spent: Option<SpentBytes>,
+}
+
+/// The bytes that a rule has spent.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct SpentBytes {
+    /// The key of its budget: [`RuleBudget::key`].
+    pub key: String,
+    /// How many bytes, at most.
+    pub bytes: u64,
 }
 
 impl Decision {
     /// A decision that allows a connection.
     pub fn allowed(to: &str, why: &str) -> Self {
-        Self { to: fit_to_show(to), allowed: true, why: fit_to_show(why), count: None, address: None }
+        Self { to: fit_to_show(to), allowed: true, why: fit_to_show(why), ..Self::default() }
     }
 
     /// The resolver's choice of the address that stands for a name.
@@ -168,9 +189,16 @@ impl Decision {
         Self { address: Some(address), ..Self::allowed(name, "a rule names it") }
     }
 
+    /// What a rule has spent of its budget of bytes.
+    pub fn spent(budget: &RuleBudget, bytes: u64) -> Self {
+        let of = budget.bytes.as_ref().map_or("", |budget| &budget.text);
+        let spent = Some(SpentBytes { key: budget.key.clone(), bytes });
+        Self { spent, ..Self::allowed(&budget.rule, &format!("its budget of bytes is {of}")) }
+    }
+
     /// A decision that denies a connection.
     pub fn denied(to: &str, why: &str) -> Self {
-        Self { to: fit_to_show(to), allowed: false, why: fit_to_show(why), count: None, address: None }
+        Self { to: fit_to_show(to), allowed: false, why: fit_to_show(why), ..Self::default() }
     }
 }
 
@@ -193,12 +221,18 @@ impl SpoolLine {
             DecisionKind::Allowed => line.data.allowed && line.data.count.is_none(),
             DecisionKind::Denied | DecisionKind::Asked => !line.data.allowed && line.data.count.is_none(),
             DecisionKind::Counted => line.data.count.is_some(),
+            DecisionKind::Spent => {
+                let is_key = |key: &str| key.len() == 32 && key.bytes().all(|byte| byte.is_ascii_hexdigit());
+                let spent = line.data.spent.as_ref().is_some_and(|spent| is_key(&spent.key));
+                spent && line.data.allowed && line.data.count.is_none()
+            }
             DecisionKind::Named => {
                 let name = canonical_name(&line.data.to).is_some_and(|name| name == line.data.to);
                 name && line.data.allowed && line.data.address.is_some() && line.data.count.is_none()
             }
         };
         let sound = sound && (line.data.address.is_none() || line.kind == DecisionKind::Named);
+        let sound = sound && (line.data.spent.is_none() || line.kind == DecisionKind::Spent);
         // A text that is escaped already stays the same when it is escaped again.
         let fit = |text: &str| text.len() <= 12 * SHOWN_LEN_MAX && crate::text::visible(text) == text;
         (sound && fit(&line.data.to) && fit(&line.data.why)).then_some(line)

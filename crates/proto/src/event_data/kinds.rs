@@ -277,6 +277,22 @@ kinds! {
         spool: Option<u64>,
     }
 
+    /// The egress proxy is about to forward bytes of a rule with a budget of bytes.
+    "network.spent" => NetworkSpent {
+        /// The rule.
+        to: String,
+        /// How many bytes its budget has spent, at most.
+        bytes: u64,
+        /// The budget.
+        why: String,
+        /// When the egress process wrote it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        decided_at: Option<String>,
+        /// Where the line ends in the egress process' spool.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        spool: Option<u64>,
+    }
+
     /// `pal` is about to give the egress process of the Body another policy.
     "network.changed" => NetworkChanged {
         /// The number of the policy.

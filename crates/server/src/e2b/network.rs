@@ -100,7 +100,7 @@ fn header_rules(network: &Value, rules: &[EgressRule]) -> Vec<EgressRule> {
         let example = host.replacen('*', "x", 1);
         policy.judge_name(&example.to_ascii_lowercase(), 443).ok()?;
         let to = targets(host).pop()?;
-        Some(EgressRule { headers, ..EgressRule::allow(to) })
+        Some(EgressRule { set_headers: headers, ..EgressRule::allow(to) })
     };
     hosts.into_iter().filter_map(rule).collect()
 }
@@ -141,7 +141,7 @@ fn check_transforms(network: &Map<String, Value>) -> Result<(), E2bRefusal> {
             return Err(E2bRefusal::absent("secrets and identity tokens in network.rules"));
         }
         if !headers.is_empty() {
-            let rule = EgressRule { headers, ..EgressRule::allow("example.com:443") };
+            let rule = EgressRule { set_headers: headers, ..EgressRule::allow("example.com:443") };
             Policy::new(&[rule]).map_err(|_| {
                 E2bRefusal::bad(format!("network.rules of {host:?} sets a header that cannot be set"))
             })?;
@@ -346,7 +346,7 @@ mod tests {
         let set = rules(&set, &caller(Scope::Run), InternetAccess::Allowed);
         let shown: Vec<_> = set
             .iter()
-            .map(|rule| (rule.to.as_str(), rule.headers.get("x-team").map(String::as_str)))
+            .map(|rule| (rule.to.as_str(), rule.set_headers.get("x-team").map(String::as_str)))
             .collect();
         assert_eq!(
             shown[..3],

@@ -6,7 +6,7 @@ use axum::{Json, extract::State};
 use fleet::{Fleet, NetworkRequest, NetworkState, PolicyChange, PolicyChanger, PolicyForce};
 use proto::{
     Failure, Kind,
-    egress::{EgressRule, RULES_MAX, RuleAction},
+    egress::{EgressRule, RULES_MAX, RuleAction, RuleLimit, RuleResponse},
 };
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -15,7 +15,7 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 use super::{
     bodies::own,
     error::{ErrorBody, V1Refusal},
-    extract::{BodyParam, JsonBody as Sent, ReadAccess, RunAccess, read_objects},
+    extract::{BodyParam, JsonBody as Sent, ReadAccess, RunAccess, read_object_or_null, read_objects},
     secrets::BodySecret,
 };
 use crate::{App, Caller, InternetAccess, Scope, authz};
@@ -63,9 +63,30 @@ pub struct NetworkRule {
     pub action: NetworkAction,
     /// The targets, as `HOST[:PORTS][+MARK]`.
     pub to: String,
-    /// Headers that each request to the targets gets on its way out; `${NAME}` in a value stands for a secret of the Body.
+    /// Parameters of the query that a request must have, each once, with a value that fits the pattern: `*` is any text,
+    /// `?` one character, `[a-z0-9]` one of these.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub query: BTreeMap<String, String>,
+    /// Headers that a request must have, each once, with a value that fits the pattern.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub headers: BTreeMap<String, String>,
+    /// Headers that each request to the targets gets on its way out; `${NAME}` in a value stands for a secret of the Body.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub set_headers: BTreeMap<String, String>,
+    /// The times at which the rule counts, in UTC: `[DAYS ]HH:MM-HH:MM`, such as `mon-fri 08:00-18:00`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(min_length = 11, max_length = 39)]
+    pub window: Option<String>,
+    /// The budgets of a rule that allows.
+    #[serde(default, deserialize_with = "read_object_or_null", skip_serializing_if = "Option::is_none")]
+    pub limit: Option<NetworkLimit>,
+    /// The answer to requests, which then reach no host.
+    #[serde(default, deserialize_with = "read_object_or_null", skip_serializing_if = "Option::is_none")]
+    pub respond: Option<NetworkResponse>,
+    /// The host, as `NAME:PORT`, to which requests go in place of their own; it may be private if the rule says `+private`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(min_length = 3, max_length = 259)]
+    pub forward: Option<String>,
     /// The reason for the rule.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false, max_length = 200)]
@@ -78,6 +99,37 @@ pub struct NetworkRule {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(max_items = 32)]
     pub not_match: Vec<String>,
+}
+
+/// The budgets of a rule; at least one.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(min_properties = 1)]
+pub struct NetworkLimit {
+    /// How many requests, where requests are judged, or else connections, in any second, minute or hour.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(pattern = "^([1-9][0-9]{0,3}|10000)/(s|min|h)$", example = "60/min")]
+    pub rate: Option<String>,
+    /// How many bytes in both directions together, as long as the Body lives.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(pattern = "^[1-9][0-9]{0,6}(KiB|MiB|GiB)$", example = "100MiB")]
+    pub bytes: Option<String>,
+}
+
+/// The answer of a rule.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NetworkResponse {
+    /// Its status.
+    #[schema(minimum = 200, maximum = 599)]
+    pub status: u16,
+    /// Its headers.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub headers: BTreeMap<String, String>,
+    /// Its body: at most 64 KiB.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schema(max_length = 65536)]
+    pub body: String,
 }
 
 /// The effect of a rule.
@@ -132,25 +184,83 @@ enum NetworkForce {
 
 impl From<NetworkRule> for EgressRule {
     fn from(rule: NetworkRule) -> Self {
-        let NetworkRule { action, to, headers, why, matches, not_match } = rule;
+        let NetworkRule {
+            action,
+            to,
+            query,
+            headers,
+            set_headers,
+            window,
+            limit,
+            respond,
+            forward,
+            why,
+            matches,
+            not_match,
+        } = rule;
         let action = match action {
             NetworkAction::Allow => RuleAction::Allow,
             NetworkAction::Deny => RuleAction::Deny,
             NetworkAction::Ask => RuleAction::Ask,
         };
-        Self { action, to, headers, why, matches, not_match }
+        let limit = limit.map(|NetworkLimit { rate, bytes }| RuleLimit { rate, bytes });
+        let respond =
+            respond.map(|NetworkResponse { status, headers, body }| RuleResponse { status, headers, body });
+        Self {
+            action,
+            to,
+            query,
+            headers,
+            set_headers,
+            window,
+            limit,
+            respond,
+            forward,
+            why,
+            matches,
+            not_match,
+        }
     }
 }
 
 impl From<EgressRule> for NetworkRule {
     fn from(rule: EgressRule) -> Self {
-        let EgressRule { action, to, headers, why, matches, not_match } = rule;
+        let EgressRule {
+            action,
+            to,
+            query,
+            headers,
+            set_headers,
+            window,
+            limit,
+            respond,
+            forward,
+            why,
+            matches,
+            not_match,
+        } = rule;
         let action = match action {
             RuleAction::Allow => NetworkAction::Allow,
             RuleAction::Deny => NetworkAction::Deny,
             RuleAction::Ask => NetworkAction::Ask,
         };
-        Self { action, to, headers, why, matches, not_match }
+        let limit = limit.map(|RuleLimit { rate, bytes }| NetworkLimit { rate, bytes });
+        let respond =
+            respond.map(|RuleResponse { status, headers, body }| NetworkResponse { status, headers, body });
+        Self {
+            action,
+            to,
+            query,
+            headers,
+            set_headers,
+            window,
+            limit,
+            respond,
+            forward,
+            why,
+            matches,
+            not_match,
+        }
     }
 }
 
