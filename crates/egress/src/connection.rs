@@ -9,15 +9,15 @@
 use std::{collections::BTreeMap, io, rc::Rc};
 
 use proto::egress::{Decision, Permit, Protocol, fit_to_show};
-use tokio::{io::AsyncWriteExt, net::TcpStream, time::timeout};
+use tokio::{io::AsyncWriteExt, time::timeout};
 
 use crate::{
     client::{ClientStream, PATIENCE, ProxyClient},
     client_hello::HelloReader,
-    dial::dial,
     flows::OpenFlow,
     http_gate::{OutgoingRequest, exchange},
     http_head::HttpRequest,
+    peers::HostStream,
     proxy::Proxy,
     refusal::{Denial, RefusalForm, refuse},
     splice::splice,
@@ -105,8 +105,7 @@ impl Proxy {
             let why = "its rule allows no plain http: use https, or a rule that ends with `+http`";
             return Ok(Err((before, Denial::forbidden(why))));
         }
-        let denied = |address| self.policy.borrow().denial_of_address(address, target.port);
-        let upstream = match dial(&self.addresses, target, permit, denied).await {
+        let upstream = match self.reach(target, permit).await {
             Ok(upstream) => upstream,
             Err(denial) => return Ok(Err((before, denial))),
         };
@@ -130,7 +129,7 @@ impl Proxy {
     async fn tls<S: ClientStream>(
         &self,
         client: &mut ProxyClient<S>,
-        upstream: TcpStream,
+        upstream: HostStream,
         target: &Target,
     ) -> io::Result<Result<(), Denial>> {
         let judged =
@@ -148,7 +147,7 @@ impl Proxy {
     async fn tcp<S: ClientStream>(
         &self,
         client: &mut ProxyClient<S>,
-        upstream: TcpStream,
+        upstream: HostStream,
         target: &Target,
     ) -> io::Result<Result<(), Denial>> {
         match self.allow(target) {
@@ -161,7 +160,7 @@ impl Proxy {
     async fn inner_http<S: ClientStream>(
         &self,
         client: &mut ProxyClient<S>,
-        upstream: TcpStream,
+        upstream: HostStream,
         target: &Target,
         permit: &Permit,
     ) -> io::Result<Result<(), Denial>> {
@@ -180,7 +179,7 @@ impl Proxy {
     async fn http<S: ClientStream>(
         &self,
         client: &mut ProxyClient<S>,
-        upstream: TcpStream,
+        upstream: HostStream,
         target: &Target,
         permit: &Permit,
         request: &HttpRequest,

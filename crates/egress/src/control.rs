@@ -15,6 +15,7 @@ use tokio::{
 };
 
 use crate::{
+    peers::PeerTable,
     proxy::{Proxy, accept_all},
     secrets::SecretTable,
 };
@@ -57,12 +58,17 @@ impl Proxy {
             EgressControl::Status => 0,
             EgressControl::Replace(orders) => self.replace(orders)?,
         };
-        Ok(EgressReply::State { generation: self.generation.get(), open: self.flows.len(), closed })
+        Ok(EgressReply::State {
+            generation: self.generation.get(),
+            open: self.flows.len() + self.peers.len(),
+            closed,
+        })
     }
 
     /// Puts another policy in force, and returns how many connections it closed.
     fn replace(&self, orders: &EgressOrders) -> Result<usize, String> {
         let policy = orders.policy().map_err(|error| error.to_string())?;
+        let accept = PeerTable::read(orders)?;
         let current = self.generation.get();
         if orders.generation < current {
             return Err(format!("the policy in force has the number {current}, which is newer"));
@@ -71,7 +77,7 @@ impl Proxy {
         *self.secrets.borrow_mut() = Rc::new(SecretTable::open(&orders.secrets, self.key.as_ref()));
         self.journal.borrow_mut().set_flush(orders.flush);
         self.generation.set(orders.generation);
-        let closed = self.flows.close_denied(&policy);
+        let closed = self.flows.close_denied(&policy) + self.peers.replace(orders.body.clone(), accept);
         *self.policy.borrow_mut() = policy;
         self.questions.policy_changed();
         Ok(closed)

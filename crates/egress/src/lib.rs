@@ -5,7 +5,8 @@
 //! spool's lines into the event log.
 //!
 //! Programs reach it in three ways, which end in one (`connection`): they ask its socket for a tunnel or a page
-//! (`proxy`), the kernel redirects their connections to it (`redirect`), and they look names up (`dns`).
+//! (`proxy`), the kernel redirects their connections to it (`redirect`), and they look names up (`dns`). The egress
+//! processes of other Bodies connect to it, too (`peers`).
 //!
 //! Invariant: it has one thread, from start to end.
 //! Invariant: the spool is its only file descriptor of a file; it opens files only for reading, and starts no
@@ -33,6 +34,7 @@ mod inspect;
 mod journal;
 mod name_cache;
 mod names;
+mod peers;
 mod process;
 mod proxy;
 mod questions;
@@ -41,6 +43,7 @@ mod refusal;
 mod resolve;
 mod secrets;
 mod splice;
+mod supervisor;
 mod target;
 
 pub use process::main;

@@ -30,7 +30,7 @@ use hyper::{
 use hyper_util::rt::{TokioIo, TokioTimer};
 use proto::egress::{Decision, Permit, fit_to_show};
 use rustls::pki_types::ServerName;
-use tokio::{io::AsyncWriteExt, net::TcpStream, sync::Notify, time::timeout};
+use tokio::{io::AsyncWriteExt, sync::Notify, time::timeout};
 use tokio_rustls::{LazyConfigAcceptor, StartHandshake, TlsConnector};
 
 #[cfg(feature = "fuzzing")]
@@ -45,7 +45,7 @@ pub use self::{mask::Mask, request::Injector, sigv4::parts_of_key, tls::Certific
 use crate::{
     client::{ClientStream, PATIENCE, ProxyClient},
     connection::{ConnectionOrigin, ESTABLISHED, judge_hello},
-    dial::dial,
+    peers::HostStream,
     proxy::Proxy,
     refusal::{Denial, RefusalForm, explanation},
     secrets::{Secret, SecretTable},
@@ -91,10 +91,7 @@ impl Proxy {
             (_, ConnectionOrigin::Forward(_)) => {
                 Err(Denial::forbidden("its rule allows no plain http: use https"))
             }
-            (Host::Name(name), _) => {
-                let denied = |address| self.policy.borrow().denial_of_address(address, target.port);
-                dial(&self.addresses, target, permit, denied).await.map(|upstream| (name, upstream))
-            }
+            (Host::Name(name), _) => self.reach(target, permit).await.map(|upstream| (name, upstream)),
         };
         let shown = target.to_string();
         let (name, upstream) = match opened {
@@ -126,7 +123,7 @@ impl Proxy {
     async fn session<S: ClientStream>(
         self: &Rc<Self>,
         start: &StartHandshake<ProxyClient<S>>,
-        upstream: TcpStream,
+        upstream: HostStream,
         name: &str,
         target: &Target,
     ) -> Result<(Session, std::sync::Arc<rustls::ServerConfig>, Serving), Denial> {

@@ -8,13 +8,11 @@ use hyper::{
     client::conn::{http1, http2},
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::{
-    net::TcpStream,
-    sync::{Mutex, Notify},
-};
+use tokio::sync::{Mutex, Notify};
 use tokio_rustls::client::TlsStream;
 
 use super::{body::AnyBody, tasks::ConnectionTasks};
+use crate::peers::HostStream;
 
 /// Sends requests to the host on one connection.
 pub enum Upstream {
@@ -26,7 +24,7 @@ pub enum Upstream {
 impl Upstream {
     /// Speaks HTTP on a connection. `gone` is told when the host ends it.
     pub async fn open(
-        stream: TokioIo<TlsStream<TcpStream>>,
+        stream: TokioIo<TlsStream<HostStream>>,
         is_h2: bool,
         tasks: &ConnectionTasks,
         gone: Rc<Notify>,

@@ -11,6 +11,7 @@
 //!         **.example.org        all names below it, not itself
 //!         192.0.2.7  [2001:db8::1]  192.0.2.0/24    addresses, for programs that connect to them without a name
 //!         *                     every public name and address
+//!         db.body.internal      the Body with the name or id `db`; `*` does not mean it
 //! PORTS   443   8000-8080   *   without ports: 80 and 443
 //! PATH    /repos/me/**          only these paths: `*` is any text without a slash, `**` is any text
 //! MARK    tls, http, tcp        the protocol; without one, TLS on port 443, HTTP on port 80, and TCP elsewhere
@@ -34,7 +35,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    fit_to_show,
+    fit_to_show, is_body_domain,
     request_match::{RequestPattern, RequestTarget},
 };
 
@@ -259,6 +260,8 @@ pub struct Policy {
     rules: Vec<Rule>,
     /// The hosts of secrets.
     inspected: Vec<Rule>,
+    /// The rules above it.
+    pub(super) ceiling: Option<Box<Policy>>,
 }
 
 impl Policy {
@@ -268,7 +271,7 @@ impl Policy {
             return Err(RuleError::TooMany(rules.len()));
         }
         let rules = rules.iter().map(read_rule).collect::<Result<_, _>>()?;
-        Ok(Self { rules, inspected: Vec::new() })
+        Ok(Self { rules, inspected: Vec::new(), ceiling: None })
     }
 
     /// The policy, which also inspects TLS to these hosts: the hosts of secrets, each as `HOST[:PORTS]` or as a pattern of
@@ -287,6 +290,10 @@ impl Policy {
     /// the rules inspect TLS to every name.
     pub fn inspected_names(&self) -> Option<Vec<String>> {
         let rules = self.rules.iter().filter(|rule| rule.needs_requests()).chain(&self.inspected);
+        let above = match &self.ceiling {
+            Some(ceiling) => ceiling.inspected_names()?,
+            None => Vec::new(),
+        };
         let mut names = rules
             .filter_map(|rule| match &rule.host {
                 HostPattern::Any => Some(None),
@@ -296,6 +303,7 @@ impl Policy {
                 HostPattern::Addresses { .. } => None,
             })
             .collect::<Option<Vec<_>>>()?;
+        names.extend(above);
         names.sort();
         names.dedup();
         Some(names)
@@ -318,31 +326,37 @@ impl Policy {
 
     /// Whether some rule allows a canonical name on some port, so that a resolver may answer it.
     pub fn resolves(&self, name: &str) -> bool {
-        let covers = |rule: &&Rule| rule.host.covers_name(name);
+        let covers = |rule: &&Rule| rule.covers_name(name);
         let denied = |rule: &Rule| rule.denies_connections() && rule.ports == Some((1, u16::MAX));
         let mut rules = self.rules.iter().filter(covers);
-        rules.clone().any(|rule| rule.source.action != RuleAction::Deny) && !rules.any(denied)
+        rules.clone().any(|rule| rule.source.action != RuleAction::Deny)
+            && !rules.any(denied)
+            && self.ceiling_has(|ceiling| ceiling.resolves(name))
     }
 
     /// The rule for a connection to a canonical name, or the reason why there is none.
     pub fn judge_name(&self, name: &str, port: u16) -> Result<Permit, String> {
-        self.judge(&|rule| rule.host.covers_name(name), port, &format!("{name}:{port}"))
+        let own = self.judge(&|rule| rule.covers_name(name), port, &format!("{name}:{port}"))?;
+        self.permit_below(own, |ceiling| ceiling.judge_name(name, port))
     }
 
     /// The rule for a connection to an address without a name, or the reason why there is none.
     pub fn judge_address(&self, address: IpAddr, port: u16) -> Result<Permit, String> {
         let shown = std::net::SocketAddr::new(address, port).to_string();
-        self.judge(&|rule| rule.host.covers_address(address), port, &shown)
+        let own = self.judge(&|rule| rule.host.covers_address(address), port, &shown)?;
+        self.permit_below(own, |ceiling| ceiling.judge_address(address, port))
     }
 
     /// The rule by which a connection to a canonical name waits for a decision, if no other rule decides about it.
     pub fn asking_name(&self, name: &str, port: u16) -> Option<String> {
-        self.asking(&|rule| rule.host.covers_name(name), port)
+        let asking = self.asking(&|rule| rule.covers_name(name), port);
+        asking.filter(|_| self.ceiling_has(|ceiling| ceiling.judge_name(name, port).is_ok()))
     }
 
     /// The rule by which a connection to an address without a name waits for a decision.
     pub fn asking_address(&self, address: IpAddr, port: u16) -> Option<String> {
-        self.asking(&|rule| rule.host.covers_address(address), port)
+        let asking = self.asking(&|rule| rule.host.covers_address(address), port);
+        asking.filter(|_| self.ceiling_has(|ceiling| ceiling.judge_address(address, port).is_ok()))
     }
 
     fn asking(&self, covers: &dyn Fn(&Rule) -> bool, port: u16) -> Option<String> {
@@ -361,8 +375,10 @@ impl Policy {
         let is_it = |rule: &&Rule| {
             rule.denies_connections() && rule.has_port(port) && rule.host.covers_address(address)
         };
-        let rule = self.rules.iter().find(is_it)?;
-        Some(format!("the rule `{}` denies its address {address}", rule.source.shown()))
+        match self.rules.iter().find(is_it) {
+            Some(rule) => Some(format!("the rule `{}` denies its address {address}", rule.source.shown())),
+            None => self.ceiling.as_ref()?.denial_of_address(address, port),
+        }
     }
 
     fn judge(&self, covers: &dyn Fn(&Rule) -> bool, port: u16, shown: &str) -> Result<Permit, String> {
@@ -390,7 +406,7 @@ impl Policy {
         request: &RequestTarget<'_>,
     ) -> Result<RequestPermit, String> {
         let shown = || format!("{} {name}:{port}{}", fit_to_show(request.method), fit_to_show(request.path));
-        let fitting = || self.rules.iter().filter(|rule| rule.has_port(port) && rule.host.covers_name(name));
+        let fitting = || self.rules.iter().filter(|rule| rule.has_port(port) && rule.covers_name(name));
         // Servers read paths in ways of their own, so a condition on the path takes only paths with one reading.
         if fitting().any(|rule| rule.requests.is_limited()) {
             request.check_one_reading().map_err(|why| format!("{} {why}", shown()))?;
@@ -401,11 +417,18 @@ impl Policy {
             return Err(format!("the rule `{}` denies {}", rule.source.shown(), shown()));
         }
         let rule = matching.next().ok_or_else(|| format!("no rule names {}", shown()))?;
-        Ok(RequestPermit { headers: rule.source.headers.clone(), rule: rule.source.shown() })
+        let own = RequestPermit { headers: rule.source.headers.clone(), rule: rule.source.shown() };
+        self.request_below(own, |ceiling| ceiling.judge_request(name, port, request))
     }
 }
 
 impl Rule {
+    /// `*` allows public names, and other Bodies are none.
+    fn covers_name(&self, name: &str) -> bool {
+        let is_public = self.host == HostPattern::Any && self.source.action != RuleAction::Deny;
+        self.host.covers_name(name) && !(is_public && is_body_domain(name))
+    }
+
     fn has_port(&self, port: u16) -> bool {
         match self.ports {
             Some((first, last)) => (first..=last).contains(&port),
@@ -446,7 +469,7 @@ impl Rule {
         let address = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
         let covers = match (address, canonical_name(host)) {
             (Ok(address), _) => self.host.covers_address(address),
-            (Err(_), Some(name)) => self.host.covers_name(&name),
+            (Err(_), Some(name)) => self.covers_name(&name),
             (Err(_), None) => false,
         };
         covers && self.has_port(port) && self.requests.covers(&RequestTarget { method, path })
