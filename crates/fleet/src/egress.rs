@@ -309,6 +309,7 @@ fn draft(id: &BodyId, end: u64, line: SpoolLine) -> Draft {
     let decided_at = Some(store::clock::rfc3339(decided));
     let spool = Some(end);
     let Decision { to, allowed, why, count, address, from } = line.data;
+    let from = from.map(|from| from.to_string());
     let data: EventData = match (line.kind, address) {
         (DecisionKind::Named, Some(address)) => NetworkNamed { to, address, decided_at, spool }.into(),
         // A line without an address is no such line, and the spool's parser refuses it.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fleet::{Fleet, NetworkProposal, NetworkState, PolicyChanger, PolicyForce, allowing_command};
 use proto::{
-    BodyId, BodyName, Event, EventData, Failure,
+    BodyId, Event, EventData, Failure,
     egress::{EgressRule, fit_to_show},
     event_data::{
         DecodedEvent, NetworkAllowed, NetworkAsked, NetworkChanged, NetworkCounted, NetworkDenied,
@@ -233,8 +233,11 @@ fn text(id: &BodyId, event: &Event) -> String {
 }
 
 /// The target of a connection, behind the Body that made it if it was another one.
-fn with_caller(to: String, from: Option<&BodyName>) -> String {
-    from.map_or(to.clone(), |from| format!("{from} to {to}"))
+fn with_caller(to: String, from: Option<&String>) -> String {
+    match from {
+        Some(from) => format!("{from} to {to}"),
+        None => to,
+    }
 }
 
 fn learn(proposal: &NetworkProposal, format: Format) -> Result<(), Failure> {

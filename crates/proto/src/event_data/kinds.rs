@@ -212,7 +212,7 @@ kinds! {
         spool: Option<u64>,
         /// The name or id of the Body that connected, if another Body did; `to` is a port of this Body then.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        from: Option<crate::BodyName>,
+        from: Option<String>,
     }
 
     /// The egress proxy denied a connection or a name lookup of a Body, or `pal serve` gave a sandbox
@@ -232,7 +232,7 @@ kinds! {
         spool: Option<u64>,
         /// The name or id of the Body that connected, if another Body did; `to` is a port of this Body then.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        from: Option<crate::BodyName>,
+        from: Option<String>,
     }
 
     /// A connection of a Body waits until a change of its policy allows or denies the target.
@@ -269,7 +269,7 @@ kinds! {
         spool: Option<u64>,
         /// The name or id of the Body that connected, if another Body did; `to` is a port of this Body then.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        from: Option<crate::BodyName>,
+        from: Option<String>,
     }
 
     /// The egress process' resolver gave a name an address that stands for it in the Body.
