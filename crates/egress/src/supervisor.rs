@@ -159,6 +159,7 @@ mod tests {
                     tokio::join!(link.ask(&requests[0]), link.ask(&requests[1]), supervisor);
                 assert_eq!(first.unwrap_err(), "no\\u{1b}");
                 let stream = second.unwrap();
+                stream.writable().await.unwrap();
                 stream.try_write(b"x").unwrap();
                 let mut byte = [0];
                 other.read_exact(&mut byte).unwrap();

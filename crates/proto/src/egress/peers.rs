@@ -161,9 +161,12 @@ impl FromStr for AcceptRule {
             let is_plain = digits.bytes().all(|byte| byte.is_ascii_digit()) && !digits.starts_with('0');
             digits.parse::<u16>().ok().filter(|_| is_plain)
         };
-        let (first, last) = match ports.split_once('-').unwrap_or((ports, ports)) {
-            ("*", "*") => (Some(1), Some(u16::MAX)),
-            (first, last) => (port(first), port(last)),
+        let (first, last) = match ports {
+            "*" => (Some(1), Some(u16::MAX)),
+            ports => {
+                let (first, last) = ports.split_once('-').unwrap_or((ports, ports));
+                (port(first), port(last))
+            }
         };
         let (first, last) = first.zip(last).filter(|(first, last)| first <= last).ok_or_else(syntax)?;
         if first == last && OWN_PORTS.contains(&first) {

@@ -9,7 +9,7 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 
 use super::{
     error::{ErrorBody, V1Refusal},
-    extract::{AdminAccess, JsonBody as Sent, NameParam},
+    extract::{AdminAccess, JsonBody as Sent, NameParam, read_object},
     network::{NetworkRule, NetworkTerms},
 };
 use crate::{
@@ -125,7 +125,7 @@ struct NewKey {
     #[serde(default)]
     quota: Quota,
     /// The ceiling of their networks, for a key of scope `run`.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "read_object")]
     network: CeilingTerms,
 }
 
