@@ -29,7 +29,7 @@ const WAITING_MAX: usize = 64;
 const GONE: &str = "the supervisor of the Body has ended: stop and start the Body";
 
 /// The answer to a request.
-type Answered = Result<OwnedFd, String>;
+type ConnectionAnswer = Result<OwnedFd, String>;
 
 /// The socket to the supervisor.
 pub struct SupervisorLink {
@@ -40,7 +40,7 @@ pub struct SupervisorLink {
 }
 
 struct WaitingRequest {
-    answer: oneshot::Sender<Answered>,
+    answer: oneshot::Sender<ConnectionAnswer>,
     /// Held until the answer is there, even if no connection waits for it any more.
     _turn: OwnedSemaphorePermit,
 }
@@ -110,7 +110,7 @@ impl SupervisorLink {
 }
 
 /// Takes the first whole answer.
-fn next_answer(bytes: &mut Vec<u8>, descriptors: &mut VecDeque<OwnedFd>) -> Option<Answered> {
+fn next_answer(bytes: &mut Vec<u8>, descriptors: &mut VecDeque<OwnedFd>) -> Option<ConnectionAnswer> {
     if bytes.first() == Some(&b'.') {
         bytes.drain(..1);
         return Some(descriptors.pop_front().ok_or_else(|| GONE.to_owned()));

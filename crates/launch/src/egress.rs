@@ -172,7 +172,7 @@ impl EgressProxy {
         socket.write_all(&line)
     }
 
-    /// What to poll: the proxy's end, and its requests for connections.
+    /// The descriptors to poll: one for the proxy's end, and one for its requests for connections.
     pub fn watched(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let process = match &self.state {
             State::Running(process) => Some(process),

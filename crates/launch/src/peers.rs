@@ -39,7 +39,7 @@ pub struct EgressLink {
     pending: Vec<u8>,
 }
 
-/// What the supervisor knows about its Body.
+/// Connects for the egress process of one Body.
 pub struct PeerConnector<'a> {
     /// The directory of the Body's egress process.
     pub dir: &'a Path,

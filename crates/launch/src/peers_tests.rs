@@ -11,9 +11,9 @@ use proto::egress::{BodyIdentity, EgressRule, Flush};
 use super::*;
 
 /// A data directory with Bodies.
-struct Data(PathBuf);
+struct BodiesDir(PathBuf);
 
-impl Data {
+impl BodiesDir {
     fn new(name: &str) -> Self {
         let data = std::env::temp_dir().join(format!("palisade-peers-{name}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&data);
@@ -42,7 +42,7 @@ impl Data {
     }
 }
 
-impl Drop for Data {
+impl Drop for BodiesDir {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
@@ -54,7 +54,7 @@ fn body(to: &str, port: u16) -> PeerRequest {
 
 #[test]
 fn another_body_is_found_by_name_and_id_and_learns_the_caller() {
-    let data = Data::new("find");
+    let data = BodiesDir::new("find");
     let allow = ["db.body.internal:5432", "db1.body.internal:5432", "gone.body.internal:5432"];
     let app = data.body("app1", "app", &allow, &[]);
     let db = data.body("db1", "db", &[], &["app:5432"]);
@@ -81,7 +81,7 @@ fn another_body_is_found_by_name_and_id_and_learns_the_caller() {
 
 #[test]
 fn the_own_body_is_reached_on_accepted_ports_only() {
-    let data = Data::new("own");
+    let data = BodiesDir::new("own");
     let db = data.body("db1", "db", &[], &["app:5432"]);
     let connector = PeerConnector { dir: &db, token: Some("secret") };
     let ask = |port| connector.connect(&PeerRequest::Own { port }).map(drop);
@@ -91,7 +91,7 @@ fn the_own_body_is_reached_on_accepted_ports_only() {
 
 #[test]
 fn a_link_answers_in_order_and_ends_at_nonsense_without_an_end() {
-    let data = Data::new("link");
+    let data = BodiesDir::new("link");
     let app = data.body("app1", "app", &["db.body.internal:1"], &[]);
     let db = data.body("db1", "db", &[], &[]);
     let _listener = UnixListener::bind(db.join(PEERS)).unwrap();

@@ -65,7 +65,8 @@ pub fn usable(fleet: &Fleet, caller: &Caller, asked: &str) -> Result<(), Failure
     }
 }
 
-/// What the operator lets a caller do: a key with a ceiling may give a network below it, whatever holds for other keys.
+/// The network access that the operator lets a caller give: a key with a ceiling may give one below it, whatever holds for
+/// other keys.
 pub fn internet_of(internet: InternetAccess, caller: &Caller) -> InternetAccess {
     if caller.has_ceiling { InternetAccess::Allowed } else { internet }
 }
