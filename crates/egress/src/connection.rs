@@ -9,17 +9,17 @@
 use std::{io, rc::Rc};
 
 use proto::egress::{Decision, ForwardHost, Permit, Protocol, RequestPermit, fit_to_show};
-use tokio::{io::AsyncWriteExt, net::TcpStream, time::timeout};
+use tokio::{io::AsyncWriteExt, time::timeout};
 
 use crate::{
     budgets::{Meter, is_allowance_end},
     client::{ClientStream, PATIENCE, ProxyClient},
     client_hello::HelloReader,
-    dial::dial,
     flows::OpenFlow,
     http_body::BodyLength,
     http_gate::{OutgoingRequest, exchange, respond},
     http_head::HttpRequest,
+    peers::HostStream,
     proxy::Proxy,
     refusal::{Denial, RefusalForm, refuse},
     splice::splice,
@@ -127,7 +127,7 @@ impl Proxy {
         }
         let upstream = match is_http && permit.connects_late {
             true => Ok(None),
-            false => self.dial(target, permit.private).await.map(Some),
+            false => self.reach(target, permit.private).await.map(Some),
         };
         let upstream = match upstream {
             Ok(upstream) => upstream,
@@ -151,17 +151,11 @@ impl Proxy {
         Ok(done.map_err(|denial| (RefusalForm::of_protocol(permit), denial)))
     }
 
-    /// Connects to a target, unless a rule denies the address that it leads to.
-    pub async fn dial(&self, target: &Target, private: bool) -> Result<TcpStream, Denial> {
-        let denied = |address| self.policy.borrow().denial_of_address(address, target.port);
-        dial(&self.addresses, target, private, denied).await
-    }
-
     /// TLS whose server name is the name of the target.
     async fn tls<S: ClientStream>(
         &self,
         client: &mut ProxyClient<S>,
-        upstream: TcpStream,
+        upstream: HostStream,
         target: &Target,
         meter: &Meter,
     ) -> io::Result<Result<(), Denial>> {
@@ -180,7 +174,7 @@ impl Proxy {
     async fn tcp<S: ClientStream>(
         &self,
         client: &mut ProxyClient<S>,
-        upstream: TcpStream,
+        upstream: HostStream,
         target: &Target,
         meter: &Meter,
     ) -> io::Result<Result<(), Denial>> {
@@ -194,7 +188,7 @@ impl Proxy {
     async fn inner_http<S: ClientStream>(
         &self,
         client: &mut ProxyClient<S>,
-        upstream: Option<TcpStream>,
+        upstream: Option<HostStream>,
         target: &Target,
         terms: (&Permit, Option<Meter>),
     ) -> io::Result<Result<(), Denial>> {
@@ -214,7 +208,7 @@ impl Proxy {
     async fn http<S: ClientStream>(
         &self,
         client: &mut ProxyClient<S>,
-        upstream: Option<TcpStream>,
+        upstream: Option<HostStream>,
         target: &Target,
         (permit, meter): (&Permit, Option<Meter>),
         request: &HttpRequest,
@@ -269,24 +263,24 @@ impl Proxy {
     /// Connects to the host that a request goes to, unless the proxy is connected to it.
     async fn upstream(
         &self,
-        upstream: Option<TcpStream>,
+        upstream: Option<HostStream>,
         target: &Target,
         permit: &Permit,
         judged: &RequestPermit,
-    ) -> Result<(TcpStream, Target), Denial> {
+    ) -> Result<(HostStream, Target), Denial> {
         match (&judged.forward, upstream) {
             (Some(host), _) => {
                 let destination = self.forward_target(host)?;
-                Ok((self.dial(&destination, host.private).await?, destination))
+                Ok((self.reach(&destination, host.private).await?, destination))
             }
             (None, Some(upstream)) => Ok((upstream, target.clone())),
-            (None, None) => Ok((self.dial(target, permit.private).await?, target.clone())),
+            (None, None) => Ok((self.reach(target, permit.private).await?, target.clone())),
         }
     }
 
     /// The target of requests that a rule sends to another host, unless another rule denies it.
     pub fn forward_target(&self, host: &ForwardHost) -> Result<Target, Denial> {
-        match self.policy.borrow().denial_of_name(&host.name, host.port) {
+        match self.policy.borrow().denial_of_forward(host) {
             Some(why) => Err(Denial::forbidden(why)),
             None => Ok(Target { host: Host::Name(host.name.clone()), port: host.port }),
         }

@@ -15,6 +15,7 @@ use tokio::{
 };
 
 use crate::{
+    peers::PeerTable,
     proxy::{Proxy, accept_all},
     secrets::SecretTable,
 };
@@ -59,12 +60,17 @@ impl Proxy {
             EgressControl::Status => 0,
             EgressControl::Replace(orders) => self.replace(orders)?,
         };
-        Ok(EgressReply::State { generation: self.generation.get(), open: self.flows.len(), closed })
+        Ok(EgressReply::State {
+            generation: self.generation.get(),
+            open: self.flows.len() + self.peers.len(),
+            closed,
+        })
     }
 
     /// Puts another policy in force, and returns how many connections it closed.
     fn replace(&self, orders: &EgressOrders) -> Result<usize, String> {
         let policy = orders.policy().map_err(|error| error.to_string())?;
+        let accept = PeerTable::read(orders)?;
         let current = self.generation.get();
         if orders.generation < current {
             return Err(format!("the policy in force has the number {current}, which is newer"));
@@ -74,7 +80,7 @@ impl Proxy {
         self.ssh.set(&orders.ssh_keys, self.key.as_ref());
         self.journal.borrow_mut().set_flush(orders.flush);
         self.generation.set(orders.generation);
-        let closed = self.flows.close_denied(&policy);
+        let closed = self.flows.close_denied(&policy) + self.peers.replace(orders.body.clone(), accept);
         *self.policy.borrow_mut() = policy;
         self.questions.policy_changed();
         Ok(closed)

@@ -7,7 +7,6 @@ use std::{cell::Cell, io, time::Duration};
 use proto::egress::RuleResponse;
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
-    net::TcpStream,
     time::timeout,
 };
 
@@ -37,7 +36,7 @@ pub struct OutgoingRequest {
 /// Sends a request and its body, and forwards the answer until the host has sent all.
 pub async fn exchange<S: ClientStream>(
     client: &mut ProxyClient<S>,
-    mut upstream: TcpStream,
+    mut upstream: impl AsyncRead + AsyncWrite + Unpin,
     request: &OutgoingRequest,
 ) -> io::Result<Result<(), Denial>> {
     let meter = &request.meter;
@@ -50,7 +49,7 @@ pub async fn exchange<S: ClientStream>(
     }
     let ahead = std::mem::take(&mut client.ahead);
     let (mut from_client, to_client) = tokio::io::split(&mut client.stream);
-    let (from_host, to_host) = upstream.into_split();
+    let (from_host, to_host) = tokio::io::split(upstream);
     let (clock, answered) = (IdleClock::new(), Cell::new(false));
     let sent = async {
         match send_body(&ahead, &mut from_client, to_host, &mut body, (&clock, meter)).await? {

@@ -21,10 +21,12 @@ use crate::{
     journal::Journal,
     name_cache::NameCache,
     names::NameTable,
+    peers::PeerTable,
     questions::Questions,
     refusal::{Denial, RefusalForm},
     secrets::SecretTable,
     ssh_agent::SshAgent,
+    supervisor::SupervisorLink,
     target::Target,
 };
 
@@ -63,6 +65,10 @@ pub struct Proxy {
     pub questions: Questions,
     /// The key that opens the sealed parts of orders.
     pub key: Option<SealKey>,
+    /// The other Bodies that may connect, and their connections.
+    pub peers: PeerTable,
+    /// The supervisor, which opens connections from Body to Body.
+    pub link: Rc<SupervisorLink>,
 }
 
 impl Proxy {
@@ -97,6 +103,8 @@ impl Proxy {
             signing: Semaphore::new(SIGNING_MAX),
             questions: Questions::default(),
             key: None,
+            peers: PeerTable::default(),
+            link: Rc::new(SupervisorLink::none()),
         }
     }
 

@@ -3,8 +3,7 @@
 use std::{io, rc::Rc, time::Duration};
 
 use tokio::{
-    io::{AsyncReadExt, AsyncWrite, AsyncWriteExt},
-    net::TcpStream,
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
     time::{Instant, timeout_at},
 };
 
@@ -26,7 +25,7 @@ const PIECE_LEN: usize = 4096;
 /// they are known to name no other host; bytes of the host are never held. An opening keeps the host's first ones.
 pub async fn splice<S: ClientStream>(
     client: &mut ProxyClient<S>,
-    upstream: TcpStream,
+    upstream: impl AsyncRead + AsyncWrite,
     judged: Option<&Target>,
     opening: Option<Rc<HostOpening>>,
     meter: &Meter,
@@ -34,7 +33,7 @@ pub async fn splice<S: ClientStream>(
     let ahead = std::mem::take(&mut client.ahead);
     let (mut from_client, to_client) = tokio::io::split(&mut client.stream);
     let mut to_client = TappedWriter::new(to_client, opening);
-    let (mut from_host, mut to_host) = upstream.into_split();
+    let (mut from_host, mut to_host) = tokio::io::split(upstream);
     let clock = IdleClock::new();
     let up = async {
         match judged {
@@ -76,7 +75,7 @@ pub async fn splice<S: ClientStream>(
 /// Forwards the first bytes as soon as they may go out.
 async fn judge_first(
     ahead: &[u8],
-    from: &mut (impl tokio::io::AsyncRead + Unpin),
+    from: &mut (impl AsyncRead + Unpin),
     to: &mut (impl AsyncWrite + Unpin),
     (target, meter): (&Target, &Meter),
 ) -> io::Result<Result<(), Denial>> {

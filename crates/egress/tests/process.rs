@@ -87,6 +87,7 @@ impl Supervisor {
             UnixListener::bind(dir.join("egress.sock")).unwrap().into(),
             File::options().append(true).create(true).open(dir.join("events")).unwrap().into(),
             UnixListener::bind(dir.join("control.sock")).unwrap().into(),
+            UnixListener::bind(dir.join("peers.sock")).unwrap().into(),
             tcp("127.0.0.1", REDIRECT_PORT),
             tcp("::1", REDIRECT_PORT),
             UdpSocket::bind("127.0.0.1:53").unwrap().into(),

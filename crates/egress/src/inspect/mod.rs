@@ -27,7 +27,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use proto::egress::{Decision, Permit, fit_to_show};
 use rustls::{ServerConfig, pki_types::ServerName};
-use tokio::{io::AsyncWriteExt, net::TcpStream, sync::Notify, time::timeout};
+use tokio::{io::AsyncWriteExt, sync::Notify, time::timeout};
 use tokio_rustls::{LazyConfigAcceptor, StartHandshake, TlsConnector, client::TlsStream};
 
 use self::{body::BodyError, session::InspectedSession, tasks::ConnectionTasks, upstream::Upstream};
@@ -37,6 +37,7 @@ pub use self::{sigv4::parts_of_key, tls::Certificates};
 use crate::{
     client::{ClientStream, PATIENCE, ProxyClient},
     connection::{ConnectionOrigin, ESTABLISHED, NEEDS_NAME, judge_hello},
+    peers::HostStream,
     proxy::Proxy,
     refusal::{Denial, RefusalForm},
     target::{Host, Target},
@@ -65,7 +66,7 @@ impl Proxy {
             }
             (Host::Name(name), _) if permit.connects_late => Ok((name, None)),
             (Host::Name(name), _) => {
-                self.dial(target, permit.private).await.map(|upstream| (name, Some(upstream)))
+                self.reach(target, permit.private).await.map(|upstream| (name, Some(upstream)))
             }
         };
         let shown = target.to_string();
@@ -98,7 +99,7 @@ impl Proxy {
     async fn session<S: ClientStream>(
         self: &Rc<Self>,
         start: &StartHandshake<ProxyClient<S>>,
-        upstream: Option<TcpStream>,
+        upstream: Option<HostStream>,
         name: &str,
         (target, permit): (&Target, &Permit),
     ) -> Result<(InspectedSession, Arc<ServerConfig>, Serving), Denial> {
@@ -139,10 +140,10 @@ impl Proxy {
     /// Connects to a host by TLS, whose certificate must be one that this machine trusts.
     async fn connect_tls(
         &self,
-        stream: TcpStream,
+        stream: HostStream,
         name: &str,
         protocols: &[&[u8]],
-    ) -> Result<TlsStream<TcpStream>, Denial> {
+    ) -> Result<TlsStream<HostStream>, Denial> {
         let protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
         let config = self.certificates.client(protocols).map_err(Denial::unreachable)?;
         let server = ServerName::try_from(name.to_owned())

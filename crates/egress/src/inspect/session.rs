@@ -191,7 +191,7 @@ impl InspectedSession {
         if let Some(open) = hosts.get(&key).filter(|open| !open.is_closed()) {
             return Ok(Rc::clone(open));
         }
-        let stream = self.proxy.dial(destination, private).await?;
+        let stream = self.proxy.reach(destination, private).await?;
         let stream = self.proxy.connect_tls(stream, name, self.protocols).await?;
         let open = Rc::new(Upstream::open(stream, &self.tasks, Rc::new(Notify::new())).await?);
         hosts.insert(key, Rc::clone(&open));

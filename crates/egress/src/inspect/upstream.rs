@@ -10,14 +10,11 @@ use hyper::{
     http::uri::PathAndQuery,
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::{
-    net::TcpStream,
-    sync::{Mutex, Notify},
-};
+use tokio::sync::{Mutex, Notify};
 use tokio_rustls::client::TlsStream;
 
 use super::{H2, body::AnyBody, tasks::ConnectionTasks};
-use crate::refusal::Denial;
+use crate::{peers::HostStream, refusal::Denial};
 
 /// Sends requests to the host on one connection.
 pub enum Upstream {
@@ -29,7 +26,7 @@ pub enum Upstream {
 impl Upstream {
     /// Speaks HTTP on a connection. `gone` is told when the host ends it.
     pub async fn open(
-        stream: TlsStream<TcpStream>,
+        stream: TlsStream<HostStream>,
         tasks: &ConnectionTasks,
         gone: Rc<Notify>,
     ) -> Result<Self, Denial> {

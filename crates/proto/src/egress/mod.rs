@@ -3,7 +3,9 @@
 //! Trust: a Body chooses the targets, and the process that writes the spool reads a Body's bytes. Both are
 //! hostile.
 
+mod ceiling;
 mod limit;
+mod peers;
 mod policy;
 mod request_conditions;
 mod request_match;
@@ -19,7 +21,13 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
+use crate::BodyName;
+pub use ceiling::CEILING;
 pub use limit::{ByteBudget, RequestRate, RuleBudget};
+pub use peers::{
+    ACCEPT_MAX, AcceptError, AcceptList, AcceptRule, BODY_DOMAIN, BodyIdentity, PEER_LINE_LEN_MAX, PEERS,
+    PeerAnswer, PeerCall, PeerRefusal, PeerRequest, body_label, is_body_domain, no_such_body,
+};
 pub use policy::{ForwardHost, Permit, PermitTerms, Policy, Protocol, RULES_MAX, RequestPermit};
 pub use request_match::{RequestPattern, RequestTarget};
 pub use rule::{EgressRule, RuleAction, RuleError, RuleLimit, RuleResponse};
@@ -167,6 +175,9 @@ pub struct Decision {
     /// What a rule has spent of its budget, where that is recorded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spent: Option<SpentBytes>,
+    /// The name or id of the Body that connected, if another Body did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<BodyName>,
 }
 
 /// The bytes that a rule has spent.
@@ -199,6 +210,12 @@ impl Decision {
     /// A decision that denies a connection.
     pub fn denied(to: &str, why: &str) -> Self {
         Self { to: fit_to_show(to), allowed: false, why: fit_to_show(why), ..Self::default() }
+    }
+
+    /// The decision about a connection that another Body made.
+    #[must_use]
+    pub fn of_peer(self, from: &BodyIdentity) -> Self {
+        Self { from: from.label().parse().ok(), ..self }
     }
 }
 
@@ -233,6 +250,9 @@ impl SpoolLine {
         };
         let sound = sound && (line.data.address.is_none() || line.kind == DecisionKind::Named);
         let sound = sound && (line.data.spent.is_none() || line.kind == DecisionKind::Spent);
+        let is_of_peer =
+            matches!(line.kind, DecisionKind::Allowed | DecisionKind::Denied | DecisionKind::Counted);
+        let sound = sound && (line.data.from.is_none() || is_of_peer);
         // A text that is escaped already stays the same when it is escaped again.
         let fit = |text: &str| text.len() <= 12 * SHOWN_LEN_MAX && crate::text::visible(text) == text;
         (sound && fit(&line.data.to) && fit(&line.data.why)).then_some(line)
@@ -250,7 +270,8 @@ pub enum Flush {
 }
 
 /// The orders of a `pal-egress`. The supervisor sends them at its start, after these descriptors: the listening socket, the
-/// spool, the pidfd of the Body's first process, the control listener, and with [`TRANSPARENT`] the redirected sockets.
+/// spool, the pidfd of the Body's first process, the control listener, the listener for other Bodies, and with
+/// [`TRANSPARENT`] the redirected sockets.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EgressOrders {
     /// The rules of the policy.
@@ -270,17 +291,37 @@ pub struct EgressOrders {
     /// The authority whose certificates the proxy shows for inspected names; none if it inspects none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub authority: Option<AuthorityOrder>,
+    /// The Body itself; without it the proxy takes and makes no connections from Body to Body.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub body: Option<BodyIdentity>,
+    /// The other Bodies that may connect, each as `BODY:PORTS`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub accept: Vec<String>,
+    /// The ceiling of the key that owns the Body: every connection must be allowed by these rules, too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ceiling: Option<Vec<EgressRule>>,
 }
 
 impl EgressOrders {
     /// Orders without secrets.
     pub fn new(rules: Vec<EgressRule>, generation: u64, flush: Flush) -> Self {
-        Self { rules, generation, flush, secrets: Vec::new(), ssh_keys: Vec::new(), authority: None }
+        Self {
+            rules,
+            generation,
+            flush,
+            secrets: Vec::new(),
+            ssh_keys: Vec::new(),
+            authority: None,
+            body: None,
+            accept: Vec::new(),
+            ceiling: None,
+        }
     }
 
-    /// The policy, with the hosts of the secrets.
+    /// The policy, with the hosts of the secrets, below the ceiling.
     pub fn policy(&self) -> Result<Policy, RuleError> {
-        Policy::new(&self.rules)?.inspecting(self.secrets.iter().flat_map(|secret| &secret.hosts))
+        let hosts = self.secrets.iter().flat_map(|secret| &secret.hosts);
+        Policy::new(&self.rules)?.inspecting(hosts)?.below(self.ceiling.as_deref())
     }
 }
 

@@ -11,6 +11,7 @@
 //!         **.example.org        all names below it, not itself
 //!         192.0.2.7  [2001:db8::1]  192.0.2.0/24    addresses, for programs that connect to them without a name
 //!         *                     every public name and address
+//!         db.body.internal      the Body with the name or id `db`; `*` does not mean it
 //! PORTS   443   8000-8080   *   without ports: 80 and 443
 //! PATH    /repos/me/**          only these paths: `*` is any text without a slash, `**` is any text
 //! MARK    tls, http, tcp        the protocol; without one, TLS on port 443, HTTP on port 80, and TCP elsewhere
@@ -32,7 +33,9 @@
 use std::{collections::BTreeMap, net::IpAddr, time::SystemTime};
 
 use super::{
-    EgressRule, RuleAction, RuleBudget, RuleError, RuleResponse, fit_to_show,
+    EgressRule, RuleAction, RuleBudget, RuleError, RuleResponse,
+    ceiling::CEILING,
+    fit_to_show,
     request_conditions::ConditionFit,
     request_match::RequestTarget,
     rule_reader::{HostPattern, Rule, canonical_name, read_port, read_rule, read_secret_host},
@@ -117,6 +120,8 @@ pub struct Policy {
     inspected: Vec<Rule>,
     /// The time at which it judges, if not the present one.
     time: Option<SystemTime>,
+    /// The rules above it.
+    pub(super) ceiling: Option<Box<Policy>>,
 }
 
 impl Policy {
@@ -126,7 +131,7 @@ impl Policy {
             return Err(RuleError::TooMany(rules.len()));
         }
         let rules = rules.iter().map(read_rule).collect::<Result<_, _>>()?;
-        Ok(Self { rules, inspected: Vec::new(), time: None })
+        Ok(Self { rules, inspected: Vec::new(), time: None, ceiling: None })
     }
 
     /// The policy as it judges at this time.
@@ -151,6 +156,10 @@ impl Policy {
     /// the rules inspect TLS to every name.
     pub fn inspected_names(&self) -> Option<Vec<String>> {
         let rules = self.rules.iter().filter(|rule| rule.needs_requests()).chain(&self.inspected);
+        let above = match &self.ceiling {
+            Some(ceiling) => ceiling.inspected_names()?,
+            None => Vec::new(),
+        };
         let mut names = rules
             .filter_map(|rule| match &rule.host {
                 HostPattern::Any => Some(None),
@@ -160,6 +169,7 @@ impl Policy {
                 HostPattern::Addresses { .. } => None,
             })
             .collect::<Option<Vec<_>>>()?;
+        names.extend(above);
         names.sort();
         names.dedup();
         Some(names)
@@ -183,12 +193,14 @@ impl Policy {
     /// Whether some rule allows a canonical name on some port, at some time, so that a resolver may answer it.
     pub fn resolves(&self, name: &str) -> bool {
         let time = self.time();
-        let covers = |rule: &&Rule| rule.host.covers_name(name);
+        let covers = |rule: &&Rule| rule.covers_name(name);
         let denied = |rule: &Rule| {
             rule.denies_connections() && rule.ports == Some((1, u16::MAX)) && rule.counts_at(time)
         };
         let mut rules = self.rules.iter().filter(covers);
-        rules.clone().any(|rule| rule.source.action != RuleAction::Deny) && !rules.any(denied)
+        rules.clone().any(|rule| rule.source.action != RuleAction::Deny)
+            && !rules.any(denied)
+            && self.ceiling_has(|ceiling| ceiling.resolves(name))
     }
 
     fn time(&self) -> SystemTime {
@@ -197,23 +209,27 @@ impl Policy {
 
     /// The rule for a connection to a canonical name, or the reason why there is none.
     pub fn judge_name(&self, name: &str, port: u16) -> Result<Permit, String> {
-        self.judge(&|rule| rule.host.covers_name(name), port, &format!("{name}:{port}"))
+        let own = self.judge(&|rule| rule.covers_name(name), port, &format!("{name}:{port}"))?;
+        self.permit_below(own, |ceiling| ceiling.judge_name(name, port))
     }
 
     /// The rule for a connection to an address without a name, or the reason why there is none.
     pub fn judge_address(&self, address: IpAddr, port: u16) -> Result<Permit, String> {
         let shown = std::net::SocketAddr::new(address, port).to_string();
-        self.judge(&|rule| rule.host.covers_address(address), port, &shown)
+        let own = self.judge(&|rule| rule.host.covers_address(address), port, &shown)?;
+        self.permit_below(own, |ceiling| ceiling.judge_address(address, port))
     }
 
     /// The rule by which a connection to a canonical name waits for a decision, if no other rule decides about it.
     pub fn asking_name(&self, name: &str, port: u16) -> Option<String> {
-        self.asking(&|rule| rule.host.covers_name(name), port)
+        let asking = self.asking(&|rule| rule.covers_name(name), port);
+        asking.filter(|_| self.ceiling_has(|ceiling| ceiling.judge_name(name, port).is_ok()))
     }
 
     /// The rule by which a connection to an address without a name waits for a decision.
     pub fn asking_address(&self, address: IpAddr, port: u16) -> Option<String> {
-        self.asking(&|rule| rule.host.covers_address(address), port)
+        let asking = self.asking(&|rule| rule.host.covers_address(address), port);
+        asking.filter(|_| self.ceiling_has(|ceiling| ceiling.judge_address(address, port).is_ok()))
     }
 
     fn asking(&self, covers: &dyn Fn(&Rule) -> bool, port: u16) -> Option<String> {
@@ -231,14 +247,28 @@ impl Policy {
 
     /// Why a name that a rule allows may not lead to this address, if a rule denies the address.
     pub fn denial_of_address(&self, address: IpAddr, port: u16) -> Option<String> {
-        let rule = self.denying(&|rule| rule.host.covers_address(address), port)?;
-        Some(format!("the rule `{}` denies its address {address}", rule.source.shown()))
+        match self.denying(&|rule| rule.host.covers_address(address), port) {
+            Some(rule) => Some(format!("the rule `{}` denies its address {address}", rule.source.shown())),
+            None => self.ceiling.as_ref()?.denial_of_address(address, port),
+        }
     }
 
-    /// Why a rule may not send requests to a canonical name, if a rule denies it.
-    pub fn denial_of_name(&self, name: &str, port: u16) -> Option<String> {
-        let rule = self.denying(&|rule| rule.host.covers_name(name), port)?;
-        Some(format!("the rule `{}` denies {name}:{port}", rule.source.shown()))
+    /// Why a rule may not send requests to this host, if a rule denies it or the ceiling does not allow it.
+    pub fn denial_of_forward(&self, host: &ForwardHost) -> Option<String> {
+        let ForwardHost { name, port, private } = host;
+        match self.denying(&|rule| rule.covers_name(name), *port) {
+            Some(rule) => Some(format!("the rule `{}` denies {name}:{port}", rule.source.shown())),
+            None => match self.ceiling.as_ref()?.judge_name(name, *port) {
+                Err(why) => Some(format!("{CEILING}: {why}")),
+                Ok(above) if above.inspect => {
+                    Some(format!("{CEILING} allows only some requests to {name}:{port}"))
+                }
+                Ok(above) if *private && !above.private => {
+                    Some(format!("{CEILING} allows no private address for {name}:{port}"))
+                }
+                Ok(_) => None,
+            },
+        }
     }
 
     fn denying(&self, covers: &dyn Fn(&Rule) -> bool, port: u16) -> Option<&Rule> {
@@ -290,7 +320,7 @@ impl Policy {
     ) -> Result<RequestPermit, String> {
         let shown = || format!("{} {name}:{port}{}", fit_to_show(request.method), fit_to_show(request.path));
         let time = self.time();
-        let named = || self.rules.iter().filter(|rule| rule.has_port(port) && rule.host.covers_name(name));
+        let named = || self.rules.iter().filter(|rule| rule.has_port(port) && rule.covers_name(name));
         // Servers read paths in ways of their own, so a condition takes only paths with one reading.
         if named().any(|rule| rule.requests.is_limited()) {
             request.check_one_reading().map_err(|why| format!("{} {why}", shown()))?;
@@ -308,7 +338,8 @@ impl Policy {
         }
         let allowing = |wanted: ConditionFit| of(RuleAction::Allow).filter(move |(_, fit)| *fit == wanted);
         match allowing(ConditionFit::Yes).find(|(rule, _)| counts(rule)) {
-            Some((rule, _)) => Ok(rule.permit_request()),
+            Some((rule, _)) => self
+                .request_below(rule.permit_request(), |ceiling| ceiling.judge_request(name, port, request)),
             None => Err(match allowing(ConditionFit::Yes).next() {
                 Some((rule, _)) => outside_window(rule),
                 None if allowing(ConditionFit::Ambiguous).next().is_some() => {

@@ -328,10 +328,10 @@ fn a_rule_answers_or_sends_requests_elsewhere() {
     let judge = |path| policy.judge_request("a.test", 443, &RequestTarget::new("GET", path)).unwrap();
     assert_eq!(judge("/x").respond, Some(response));
     let host = ForwardHost { name: "b.test".into(), port: 8443, private: true };
-    assert_eq!(judge("/y").forward, Some(host));
-    assert_eq!(policy.denial_of_name("b.test", 8443), None);
+    assert_eq!(judge("/y").forward, Some(host.clone()));
+    assert_eq!(policy.denial_of_forward(&host), None);
     let denied = Policy::new(&[rules.as_slice(), &[EgressRule::deny("b.test:*")]].concat()).unwrap();
-    assert!(denied.denial_of_name("b.test", 8443).is_some());
+    assert!(denied.denial_of_forward(&host).is_some());
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::{
-    EgressRule, Protocol, RuleAction, RuleBudget, RuleError, RuleResponse, fit_to_show,
+    EgressRule, Protocol, RuleAction, RuleBudget, RuleError, RuleResponse, fit_to_show, is_body_domain,
     request_conditions::{ConditionFit, ValueConditions},
     request_match::{RequestPattern, RequestTarget},
     rule::{EXAMPLES_MAX, WHY_LEN_MAX},
@@ -57,6 +57,12 @@ pub(super) struct Rule {
 }
 
 impl Rule {
+    /// Whether the rule is about a canonical name. `*` allows public names, and other Bodies are none.
+    pub fn covers_name(&self, name: &str) -> bool {
+        let is_public = self.host == HostPattern::Any && self.source.action != RuleAction::Deny;
+        self.host.covers_name(name) && !(is_public && is_body_domain(name))
+    }
+
     pub fn has_port(&self, port: u16) -> bool {
         match self.ports {
             Some((first, last)) => (first..=last).contains(&port),
@@ -116,7 +122,7 @@ impl Rule {
         let address = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
         let covers = match (address, canonical_name(host)) {
             (Ok(address), _) => self.host.covers_address(address),
-            (Err(_), Some(name)) => self.host.covers_name(&name),
+            (Err(_), Some(name)) => self.covers_name(&name),
             (Err(_), None) => false,
         };
         let request = RequestTarget { query, ..RequestTarget::new(method, path) };

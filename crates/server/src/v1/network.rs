@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use axum::{Json, extract::State};
-use fleet::{Fleet, NetworkRequest, NetworkState, PolicyChange, PolicyChanger, PolicyForce};
+use fleet::{Fleet, NetworkRequest, NetworkState, PolicyChange, PolicyChanger, PolicyForce, PolicyPart};
 use proto::{
     Failure, Kind,
-    egress::{EgressRule, RULES_MAX, RuleAction, RuleLimit, RuleResponse},
+    egress::{ACCEPT_MAX, EgressRule, RULES_MAX, RuleAction, RuleLimit, RuleResponse},
 };
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -52,6 +52,11 @@ pub struct NetworkTerms {
     #[serde(default, deserialize_with = "read_objects")]
     #[schema(max_items = 256)]
     pub rules: Vec<NetworkRule>,
+    /// Other Bodies that may connect, as `BODY:PORTS` with the name or the id of the Body. Its own policy must allow
+    /// `NAME.body.internal:PORT`.
+    #[serde(default)]
+    #[schema(max_items = 256)]
+    pub accept: Vec<String>,
 }
 
 /// A rule about targets.
@@ -156,6 +161,13 @@ struct NetworkPolicy {
     /// The secrets that the Body may use.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     secrets: Vec<BodySecret>,
+    /// Other Bodies that may connect, as `BODY:PORTS`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    accept: Vec<String>,
+    /// The ceiling of the key that owns the Body, if it has one: every connection must be allowed by these rules, too.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    ceiling: Option<Vec<NetworkRule>>,
     /// The number of the policy: each change has the next one.
     generation: u64,
     /// When the policy counts.
@@ -266,7 +278,18 @@ impl From<EgressRule> for NetworkRule {
 
 impl From<NetworkState> for NetworkPolicy {
     fn from(state: NetworkState) -> Self {
-        let NetworkState { id: _, policy, rules, secrets, generation, in_force, open, closed } = state;
+        let NetworkState {
+            id: _,
+            policy,
+            rules,
+            secrets,
+            accept,
+            ceiling,
+            generation,
+            in_force,
+            open,
+            closed,
+        } = state;
         let in_force = match in_force {
             PolicyForce::Now => NetworkForce::Now,
             PolicyForce::AtNextStart => NetworkForce::AtNextStart,
@@ -276,6 +299,8 @@ impl From<NetworkState> for NetworkPolicy {
             policy,
             rules: rules.into_iter().map(Into::into).collect(),
             secrets: secrets.into_iter().map(Into::into).collect(),
+            accept,
+            ceiling: ceiling.map(|rules| rules.into_iter().map(Into::into).collect()),
             generation,
             in_force,
             open,
@@ -285,14 +310,15 @@ impl From<NetworkState> for NetworkPolicy {
 }
 
 impl NetworkTerms {
-    /// The request to the fleet, if this caller may make it.
-    pub fn into_request(self, app: &App, caller: &Caller) -> Result<NetworkRequest, Failure> {
+    /// The request to the fleet, before it is known who makes it.
+    pub fn unchecked_request(self) -> Result<NetworkRequest, Failure> {
         for (name, len, max) in [
             ("preset", self.preset.len(), PRESETS_MAX),
             ("allow", self.allow.len(), RULES_MAX),
             ("deny", self.deny.len(), RULES_MAX),
             ("ask", self.ask.len(), RULES_MAX),
             ("rules", self.rules.len(), RULES_MAX),
+            ("accept", self.accept.len(), ACCEPT_MAX),
         ] {
             if len > max {
                 return Err(Failure::new(
@@ -303,10 +329,16 @@ impl NetworkTerms {
         }
         let presets = self.preset.iter().map(|name| name.parse()).collect::<Result<_, _>>()?;
         let rules = self.rules.into_iter().map(Into::into).collect();
-        let (allow, deny, ask) = (self.allow, self.deny, self.ask);
-        let request = NetworkRequest { presets, allow, deny, ask, rules, ..NetworkRequest::default() };
-        let internet = app.config().internet;
+        let (allow, deny, ask, accept) = (self.allow, self.deny, self.ask, self.accept);
+        Ok(NetworkRequest { presets, allow, deny, ask, rules, accept, ..NetworkRequest::default() })
+    }
+
+    /// The request to the fleet, if this caller may make it.
+    pub fn into_request(self, app: &App, caller: &Caller) -> Result<NetworkRequest, Failure> {
+        let request = self.unchecked_request()?;
+        let internet = authz::internet_of(app.config().internet, caller);
         authz::check_network(internet, caller, &request)?;
+        authz::check_named_bodies(app.fleet(), caller, &request)?;
         let asks = internet == InternetAccess::Asked && caller.scope < Scope::Admin;
         Ok(NetworkRequest { asks, ..request })
     }
@@ -359,17 +391,18 @@ async fn change(
     caller: Caller,
     id: proto::BodyId,
     asked: NetworkTerms,
-    how: fn(Vec<EgressRule>) -> PolicyChange,
+    how: fn(PolicyPart) -> PolicyChange,
 ) -> Result<Json<NetworkPolicy>, V1Refusal> {
     let state = app.clone();
     let changed = app.blocking(async move |fleet: &Fleet| {
-        let (view, _) = own(fleet, &caller, &id)?;
+        let (view, lease) = own(fleet, &caller, &id)?;
+        authz::check_network_change(&caller, lease.as_ref())?;
         let request = asked.into_request(&state, &caller)?;
         let workspaces = view.spec.workspaces.iter();
         let remotes: Vec<String> =
             workspaces.flat_map(|own| fleet::remote_addresses(&own.repository)).collect();
-        let rules = request.policy(&remotes)?.map(|egress| egress.all_rules()).unwrap_or_default();
-        PolicyChanger::of(fleet).change(&id, how(rules))
+        let part = request.policy(&remotes)?.map(PolicyPart::from).unwrap_or_default();
+        PolicyChanger::of(fleet).change(&id, how(part))
     });
     Ok(Json(changed.await?.into()))
 }
