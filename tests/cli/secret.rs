@@ -138,9 +138,15 @@ cli_test! {
         let listed: Value = serde_json::from_str(&pal.ok("secret ls --json")).unwrap();
         assert_eq!((&listed["hosts"], &listed["ssh"]), (&json!(["git.test:22"]), &json!({ "users": ["git"], "host_keys": [known] })));
         assert!(pal.ok("secret ls").contains("ssh:git"));
-        let body = pal.ok("create --secret deploy");
-        let env = pal.ok(&format!("exec {body} -- /bin/sh -c env"));
-        assert!(env.contains("SSH_AUTH_SOCK=/run/palisade/egress.sock\n") && env.contains(HOST_KEY), "{env}");
+        let (body, late) = (pal.ok("create --secret deploy"), pal.ok("create --allow a.test"));
+        pal.ok(&format!("secret grant {late} deploy"));
+        for one in [&body, &late] {
+            let env = pal.ok(&format!("exec {one} -- /bin/sh -c env"));
+            assert!(env.contains("SSH_AUTH_SOCK=/run/palisade/egress.sock\n") && env.contains(HOST_KEY), "{env}");
+        }
+        pal.ok(&format!("secret revoke {late} deploy"));
+        let env = pal.ok(&format!("exec {late} -- /bin/sh -c env"));
+        assert!(!env.contains("SSH_AUTH_SOCK") && !env.contains("GIT_SSH_COMMAND"), "{env}");
         let keys = pal.ok(&format!("exec {body} -- ssh-add -l"));
         assert!(keys.contains("deploy (ED25519)"), "{keys}");
         assert!(pal.ok(&format!("net show {body}")).contains("git.test:22+tcp"));
@@ -150,7 +156,7 @@ cli_test! {
         assert!(keys.code == 1 && keys.out.contains("no identities"), "{keys:?}");
         let secret_line = key.lines().nth(2).unwrap();
         assert_eq!(files_with(&pal.data(), secret_line), Vec::<String>::new());
-        pal.ok(&format!("rm --force {body}"));
+        pal.ok(&format!("rm --force {body} {late}"));
         pal.ok("secret rm deploy");
         fs::remove_dir_all(dir).unwrap();
     }

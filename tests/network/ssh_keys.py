@@ -52,7 +52,7 @@ class SshServers:
             self.make_key(name)
         self.public = self.read("key.pub").split()[1]
         with open(f"{self.root}/authorized", "w") as file:
-            file.write(f"restrict,command=\"cd {self.root} && git-shell -c \\\"$SSH_ORIGINAL_COMMAND\\\"\" {self.read('key.pub')}")
+            file.write(f"restrict,command=\"cd {self.root} && GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=safe.directory GIT_CONFIG_VALUE_0=* git-shell -c \\\"$SSH_ORIGINAL_COMMAND\\\"\" {self.read('key.pub')}")
         repository, work = f"{self.root}/repo.git", f"{self.root}/work"
         for words in (
             ["git", "init", "-q", "--bare", "-b", "main", repository],
@@ -142,7 +142,7 @@ def ssh_cases(pal, servers, body, inside, expect, kill_egress):
         return f"{clean} {ssh} rm -rf g; timeout 40 git clone -q {user}@{host}:repo.git g && cd g && {commit} && git push -q origin HEAD:{branch} && echo done"
 
     def login(host=GIT, user="git", options=""):
-        return f"{clean} timeout 40 ssh -o BatchMode=yes -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR {options} {user}@{host} 'git-upload-pack repo.git' </dev/null | head -c 300 | tr '\\0' ' '"
+        return f"{clean} timeout 40 ssh -o BatchMode=yes -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR {options} {user}@{host} \"git-upload-pack 'repo.git'\" </dev/null | head -c 300 | tr '\\0' ' '"
 
     # git clones and pushes, and nobody is asked about the host.
     text, code, _ = inside(holder, push("one"), timeout=90)
@@ -151,8 +151,10 @@ def ssh_cases(pal, servers, body, inside, expect, kill_egress):
     expect("plain ssh with a secret", "refs/heads/main" in text, (text, code))
     text, _, _ = inside(holder, "ssh-add -l")
     expect("the key is listed by the secret's name", "deploy (ED25519)" in text, text)
-    done = pal("exec", "--user", "nobody", holder, "--", "ssh-add", "-l", check=False)
-    expect("another user of the Body, too", "deploy (ED25519)" in done.stdout, done)
+    # An ordinary user's Body has one user id.
+    if not pal.drop:
+        done = pal("exec", "--user", "nobody", holder, "--", "ssh-add", "-l", check=False)
+        expect("another user of the Body, too", "deploy (ED25519)" in done.stdout, done)
     used = [json.loads(line)["data"] for line in pal("events", "--body", holder, "--json").stdout.splitlines() if "network.allowed" in line]
     used = [one for one in used if one["why"] == "the secret deploy logs in as git"]
     expect("each signature is in the log", len(used) == 3 and {one["to"] for one in used} == {f"{GIT}:22"}, used)
