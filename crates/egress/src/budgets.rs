@@ -20,7 +20,7 @@ use crate::{flows::FlowTable, journal::Journal, refusal::Denial};
 /// The parts of a budget of bytes that are recorded one by one.
 const STEPS: u64 = 16;
 
-/// What the rules of one Body have spent.
+/// The spent parts of the budgets of one Body.
 pub struct BudgetTable {
     journal: Rc<RefCell<Journal>>,
     flows: Rc<FlowTable>,

@@ -138,7 +138,7 @@ pub fn conditions(name: &str, pattern: &str, query: &str, value: &[u8]) {
     }
 }
 
-/// The other texts of a rule: what can be read does not stop the reader.
+/// The other texts of a rule: those that can be read have a meaning.
 pub fn rule_terms(window: &str, rate: &str, bytes: &str, forward: &str) {
     let limit = |rate: Option<&str>, bytes: Option<&str>| {
         Some(RuleLimit { rate: rate.map(str::to_owned), bytes: bytes.map(str::to_owned) })

@@ -43,7 +43,7 @@ pub struct Proxy {
     /// The number of the policy.
     pub generation: std::cell::Cell<u64>,
     pub journal: Rc<RefCell<Journal>>,
-    /// What rules have spent.
+    /// The budgets of the rules.
     pub budgets: Rc<BudgetTable>,
     /// The addresses that stand for names.
     pub names: RefCell<NameTable>,

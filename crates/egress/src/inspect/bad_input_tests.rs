@@ -120,7 +120,7 @@ async fn no_request_hides_in_another_one() {
             let arrived = world.arrived.borrow().clone();
             let is_hidden = |request: &String| request.starts_with("GET /hidden");
             assert!(arrived.len() <= 1 && !arrived.iter().any(is_hidden), "{what}: {arrived:?}");
-            // What arrives has one reading: hyper wrote it.
+            // Each request that arrives has one reading: hyper wrote it.
             let has_both = |request: &String| {
                 request.contains("content-length") && request.contains("transfer-encoding")
             };

@@ -330,7 +330,7 @@ impl Policy {
             rules.map(|rule| (rule, rule.requests.fit(request)))
         };
         let counts = |rule: &Rule| rule.counts_at(time);
-        // What some servers read as a denied request is denied, and only what all read as an allowed one is allowed.
+        // A request that some servers read as a denied one is denied, and one is allowed only if all read it so.
         if let Some((rule, _)) =
             of(RuleAction::Deny).find(|(rule, fit)| counts(rule) && *fit != ConditionFit::No)
         {

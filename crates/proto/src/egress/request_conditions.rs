@@ -1,8 +1,8 @@
 //! Conditions of a rule on the parameters of a query and on headers: each must be there exactly once, with a value that
 //! fits a pattern.
 //!
-//! Trust: servers split and decode queries, and fold the names of headers, in ways of their own. What they could read
-//! differently is ambiguous: then it fulfils no condition of a rule that allows, and every one of a rule that denies.
+//! Trust: servers split and decode queries, and fold the names of headers, in ways of their own. A request that they
+//! could read differently is ambiguous: it fulfils no condition of a rule that allows, and every one of a rule that denies.
 
 use std::collections::BTreeMap;
 
