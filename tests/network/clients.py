@@ -14,6 +14,8 @@ import tarfile
 import time
 import zipfile
 
+from registries import write_apt, write_cargo, write_go
+
 ADDRESS = "11.0.0.5"
 NAME = "clients.test"
 TOKEN = "t0ken-of-the-git-server-0123456789"
@@ -110,6 +112,9 @@ def write_files(root):
     put("tinypkg/index.html", json.dumps(about).encode())
     put("tinypkg-1.0.0.tgz", packed)
     put("hello.txt", b"REACHED\n")
+    write_cargo(put, NAME)
+    write_go(put, NAME)
+    write_apt(put, root)
     repository = os.path.join(root, "git", "repo.git")
     work = os.path.join(root, "work")
     for words in (

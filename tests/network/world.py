@@ -17,10 +17,15 @@ import tempfile
 import threading
 import time
 
+from agents import ADDRESS as MODELS, NAMES as MODEL_NAMES, agent_cases
 from clients import ADDRESS as CLIENTS, NAME as CLIENTS_NAME, ClientServers, client_cases
+from hostile import hostile_cases
 from inspection import InspectedServer, inspection_cases, secret_cases
+from leaks import leak_cases
+from programs import LARGE, USUAL, program_cases, psql_cases
 
-PAL, LAYER, USER = sys.argv[1], sys.argv[2], int(sys.argv[3])
+PAL, LAYER, USER, TOOLS = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
+GROUPS = sys.argv[5:]
 # The servers' addresses look like those of the Internet; nothing leaves the two namespaces.
 HOST, SERVERS, OTHER = "11.0.0.1", "11.0.0.2", "11.0.0.3"
 NAMES = {
@@ -36,6 +41,7 @@ NAMES = {
     "free.inspected.test": "11.0.0.4",
     "git.inspected.test": "11.0.0.4",
     CLIENTS_NAME: CLIENTS,
+    **{name: MODELS for name in MODEL_NAMES},
 }
 
 
@@ -128,7 +134,7 @@ def make_world(home):
     sh(f"ip link add here type veth peer name there netns {other.pid}")
     sh(f"ip addr add {HOST}/24 dev here && ip link set here up")
     inside = f"nsenter --net=/proc/{other.pid}/ns/net"
-    for address in (SERVERS, OTHER, "11.0.0.4", CLIENTS, "10.9.9.9", "169.254.169.254"):
+    for address in (SERVERS, OTHER, "11.0.0.4", CLIENTS, MODELS, "10.9.9.9", "169.254.169.254"):
         sh(f"{inside} ip addr add {address}/24 dev there")
     sh(f"{inside} ip link set lo up && {inside} ip link set there up")
     sh("ip route add 10.9.9.0/24 dev here && ip route add 169.254.0.0/16 dev here")
@@ -160,7 +166,7 @@ def make_world(home):
         raise OSError("cannot come back")
     servers[HOST, 80] = Server("0.0.0.0", 80, http)
     inspected = InspectedServer(inside.split(), home, key, certificate)
-    return servers, other, inspected, ClientServers(inside.split(), home, key, certificate)
+    return servers, other, inspected, ClientServers(inside.split(), home, key, certificate), inside.split()
 
 
 def make_certificate(home):
@@ -182,6 +188,8 @@ def make_certificate(home):
 
 
 class Pal:
+    program = PAL
+
     def __init__(self, home):
         self.data = os.path.join(home, "data")
         os.makedirs(self.data)
@@ -213,13 +221,13 @@ def expect(what, right, seen=""):
 def main():
     home = tempfile.mkdtemp(prefix="palisade-network-")
     os.chmod(home, 0o755)
-    servers, other, inspected, clients = make_world(home)
+    servers, other, inspected, clients, enter = make_world(home)
     pal = Pal(home)
     if LAYER == "microvm":
         shutil.rmtree(pal.data)
         pal.data = os.environ["MICROVM_DATA"]
     try:
-        cases(pal, servers, inspected, clients)
+        cases(pal, servers, inspected, clients, home, enter)
     finally:
         clients.stop()
         inspected.process.kill()
@@ -233,7 +241,7 @@ def main():
     sys.exit(bool(FAILED))
 
 
-def cases(pal, servers, inspected, clients):
+def cases(pal, servers, inspected, clients, home, enter):
     def body(*options):
         return pal("create", "--layer", LAYER, *options).stdout.strip()
 
@@ -245,9 +253,26 @@ def cases(pal, servers, inspected, clients):
     def drained():
         return {place: seen for place, server in servers.items() if (seen := server.take()) != ([], 0)}
 
-    inspection_cases(pal, inspected, body, inside, expect)
-    secret_cases(pal, inspected, body, inside, expect, kill_egress, drained)
-    client_cases(pal, clients, body, inside, expect)
+    key, certificate = os.path.join(home, "key.pem"), os.path.join(home, "cert.pem")
+    groups = {
+        "judge": lambda: judge_cases(pal, servers, body, inside, drained),
+        "inspection": lambda: inspection_cases(pal, inspected, body, inside, expect),
+        "secrets": lambda: secret_cases(pal, inspected, body, inside, expect, kill_egress, drained),
+        "clients": lambda: client_cases(pal, clients, body, inside, expect),
+        "programs": lambda: program_cases(USUAL, pal, enter, TOOLS, body, inside, expect),
+        "hostile": lambda: hostile_cases(pal, servers, enter, body, inside, drained, expect),
+        "leaks": lambda: leak_cases(pal, home, inspected, body, inside, expect, LAYER),
+        "large": lambda: program_cases(LARGE, pal, enter, TOOLS, body, inside, expect),
+        "psql": lambda: psql_cases(pal, enter, home, body, inside, expect),
+        "agents": lambda: agent_cases(pal, enter, home, key, certificate, TOOLS, body, inside, expect),
+    }
+    for name in GROUPS:
+        began = time.monotonic()
+        groups[name]()
+        print(f"  {name}: {time.monotonic() - began:.0f} s", flush=True)
+
+
+def judge_cases(pal, servers, body, inside, drained):
     clean = "unset http_proxy https_proxy HTTP_PROXY HTTPS_PROXY; "
     curl = clean + f"curl -sS --max-time 10 -k "
     fine = body("--allow", "web.test", "--allow", "web.test:22", "--allow", "web.test:5432")

@@ -19,7 +19,8 @@ use body::egress::{CERTIFICATES, EgressDir, Position};
 use proto::{
     BodyId, Draft, Event, EventData, Failure, Kind, Spec,
     egress::{
-        Decision, DecisionKind, EgressOrders, EgressRule, EgressSecret, JAVA_CERTIFICATES, ORDERS, Policy, SpoolLine,
+        Decision, DecisionKind, EgressOrders, EgressRule, EgressSecret, JAVA_CERTIFICATES, ORDERS, Policy,
+        SpoolLine,
     },
     event_data::{DecodedEvent, NetworkAllowed, NetworkAsked, NetworkCounted, NetworkDenied, NetworkNamed},
     spec::{self, BodyRole},
@@ -375,7 +376,9 @@ mod tests {
         assert_eq!(env["https_proxy"], format!("http://127.0.0.1:{}", proto::guest::EGRESS_PORT));
         assert_eq!(env["no_proxy"], "localhost,127.0.0.1,::1");
         assert_eq!(env["SSL_CERT_FILE"], "/run/palisade/certificates.pem");
-        assert!(env["JAVA_TOOL_OPTIONS"].ends_with(" -Djavax.net.ssl.trustStore=/run/palisade/certificates.p12"));
+        assert!(
+            env["JAVA_TOOL_OPTIONS"].ends_with(" -Djavax.net.ssl.trustStore=/run/palisade/certificates.p12")
+        );
         assert!(!proxy_env(None).contains_key("SSL_CERT_FILE"));
         assert!(!proxy_env(None)["JAVA_TOOL_OPTIONS"].contains("trustStore"));
     }

@@ -19,8 +19,7 @@ const X509: &[u8] = &[0x06, 10, 0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 1, 9, 22, 1]
 /// friendlyName, 1.2.840.113549.1.9.20: the alias of an entry.
 const FRIENDLY_NAME: &[u8] = &[0x06, 9, 0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 1, 9, 20];
 /// Oracle's trustedKeyUsage, 2.16.840.1.113894.746875.1.1: only certificates with it are trusted.
-const TRUSTED_USAGE: &[u8] =
-    &[0x06, 11, 0x60, 0x86, 0x48, 1, 0x86, 0xf9, 0x66, 0xad, 0xca, 0x7b, 1, 1];
+const TRUSTED_USAGE: &[u8] = &[0x06, 12, 0x60, 0x86, 0x48, 1, 0x86, 0xf9, 0x66, 0xad, 0xca, 0x7b, 1, 1];
 /// anyExtendedKeyUsage, 2.5.29.37.0.
 const ANY_USAGE: &[u8] = &[0x06, 4, 0x55, 0x1d, 0x25, 0];
 
@@ -84,13 +83,18 @@ mod tests {
     #[test]
     fn each_certificate_of_a_bundle_is_in_the_store_and_text_is_not() {
         let pem = |byte: &[u8]| {
-            format!("a comment\n-----BEGIN CERTIFICATE-----\n{}\n-----END CERTIFICATE-----\n", STANDARD.encode(byte))
+            format!(
+                "a comment\n-----BEGIN CERTIFICATE-----\n{}\n-----END CERTIFICATE-----\n",
+                STANDARD.encode(byte)
+            )
         };
         let found: Vec<Vec<u8>> = certificates(&format!("{}{}", pem(b"one"), pem(b"two"))).collect();
         assert_eq!(found, [b"one", b"two"]);
         let store = java_trust_store(&pem(b"one"));
         let has = |part: &[u8]| store.windows(part.len()).any(|window| window == part);
         assert!(has(&[4, 3, b'o', b'n', b'e']) && has(TRUSTED_USAGE) && !has(b"comment"));
-        assert_eq!(java_trust_store("").first(), Some(&SEQUENCE));
+        for name in [DATA, CERT_BAG, X509, FRIENDLY_NAME, TRUSTED_USAGE, ANY_USAGE] {
+            assert_eq!(usize::from(name[1]), name.len() - 2, "the length of {name:x?}");
+        }
     }
 }
