@@ -47,14 +47,14 @@ class ModelServer:
         self.process.wait()
 
 
-def agent_cases(pal, enter, home, key, certificate, place, body, inside, expect):
+def agent_cases(pal, enter, home, key, certificate, show, tools, body, inside, expect):
     server = ModelServer(enter, home, key, certificate)
     values = {service: f"{service}-{secrets.token_urlsafe(48)}" for service in ("anthropic", "openai", "gemini")}
     try:
         for service, value in values.items():
             pal("secret", "set", service, "--for", service, input=value)
         options = [word for service in values for word in ("--secret", service)]
-        name = body("--net", "models", "--mount", f"{place}:{HERE}", "--memory", "4GiB", "--pids", "4096", *options)
+        name = body("--net", "models", *show(f"{tools}/agents", "/agents"), "--memory", "4GiB", "--pids", "4096", *options)
         for agent, command, service, header in AGENTS:
             setup = "mkdir -p /tmp/work && cd /tmp/work && export HOME=/tmp/home && mkdir -p $HOME && "
             text, code, took = inside(name, setup + f"timeout 90 {command} < /dev/null", timeout=120)

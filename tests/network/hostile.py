@@ -114,7 +114,8 @@ def egress_pids():
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             with open(f"/proc/{pid}/comm") as file:
-                if file.read().strip() == "pal-egress":
+                mine = os.readlink(f"/proc/{pid}/ns/net") == os.readlink("/proc/self/ns/net")
+                if mine and file.read().strip() == "pal-egress":
                     found.add(int(pid))
         except OSError:
             pass

@@ -121,9 +121,9 @@ def of_process(pid, name):
         return b""
 
 
-def namespace(pid):
+def namespace(pid, kind="pid"):
     try:
-        return os.readlink(f"/proc/{pid}/ns/pid")
+        return os.readlink(f"/proc/{pid}/ns/{kind}")
     except OSError:
         return ""
 
@@ -238,7 +238,7 @@ def leak_cases(pal, home, server, body, inside, expect, layer):
     egress = set()
     for pid in processes():
         comm = of_process(pid, "comm").strip().decode(errors="replace")
-        if comm.startswith("pal"):
+        if comm.startswith("pal") and namespace(pid, "net") == namespace(os.getpid(), "net"):
             found = search.memory(pid)
             if comm == "pal-egress":
                 egress |= found

@@ -80,10 +80,10 @@ class Arrivals:
         return int(dict(zip(names, values))["PassiveOpens"])
 
 
-def program_cases(programs, pal, enter, tools, body, inside, expect):
+def program_cases(programs, pal, enter, show, tools, body, inside, expect):
     """Runs programs of the list."""
     rust = subprocess.run(["rustc", "--print", "sysroot"], capture_output=True, text=True, check=True).stdout.strip()
-    mounts = ["--mount", f"{tools}:{TOOLS}", "--mount", f"{rust}:/mnt/rust"]
+    mounts = [*show(f"{tools}/clients", "/tools"), *show(rust, "/rust")]
     both = [f"{NAME}:443", "free.inspected.test:443"]
     spliced = body(*mounts, *(word for host in both for word in ("--allow", host)))
     inspected = body(*mounts, *(word for host in both for word in ("--allow", f"{host}+inspect")))

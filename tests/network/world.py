@@ -253,18 +253,27 @@ def cases(pal, servers, inspected, clients, home, enter):
     def drained():
         return {place: seen for place, server in servers.items() if (seen := server.take()) != ([], 0)}
 
+    def show(source, target):
+        """The option that shows a directory in a Body; an ordinary user may not reach its place on this host."""
+        place = f"/mnt{target}"
+        if not os.path.isdir(place):
+            sh(f"mkdir -p {place} && mount --bind {shlex.quote(source)} {place} && mount -o remount,bind,ro {place}")
+        return ["--mount", f"{place}:/mnt{target}" + (",type=virtiofs" if LAYER == "microvm" else "")]
+
     key, certificate = os.path.join(home, "key.pem"), os.path.join(home, "cert.pem")
+    # Seen in this mount namespace only.
+    sh("mount -t tmpfs tmpfs /mnt")
     groups = {
         "judge": lambda: judge_cases(pal, servers, body, inside, drained),
         "inspection": lambda: inspection_cases(pal, inspected, body, inside, expect),
         "secrets": lambda: secret_cases(pal, inspected, body, inside, expect, kill_egress, drained),
         "clients": lambda: client_cases(pal, clients, body, inside, expect),
-        "programs": lambda: program_cases(USUAL, pal, enter, TOOLS, body, inside, expect),
+        "programs": lambda: program_cases(USUAL, pal, enter, show, TOOLS, body, inside, expect),
         "hostile": lambda: hostile_cases(pal, servers, enter, body, inside, drained, expect),
         "leaks": lambda: leak_cases(pal, home, inspected, body, inside, expect, LAYER),
-        "large": lambda: program_cases(LARGE, pal, enter, TOOLS, body, inside, expect),
+        "large": lambda: program_cases(LARGE, pal, enter, show, TOOLS, body, inside, expect),
         "psql": lambda: psql_cases(pal, enter, home, body, inside, expect),
-        "agents": lambda: agent_cases(pal, enter, home, key, certificate, TOOLS, body, inside, expect),
+        "agents": lambda: agent_cases(pal, enter, home, key, certificate, show, TOOLS, body, inside, expect),
     }
     for name in GROUPS:
         began = time.monotonic()
