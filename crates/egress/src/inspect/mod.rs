@@ -36,7 +36,7 @@ use tokio_rustls::{LazyConfigAcceptor, StartHandshake, TlsConnector};
 #[cfg(feature = "fuzzing")]
 pub use self::body::Rewrite;
 use self::{
-    body::{AnyBody, BodyError, Replacements, RewrittenBody},
+    body::{AnyBody, BodyError, Replacements, RequestBody, RewrittenBody},
     request::{check_authority, request_target},
     tasks::ConnectionTasks,
     upstream::Upstream,
@@ -239,16 +239,23 @@ impl Session {
     /// Answers a request: with the host's answer, or with a refusal.
     async fn answer(&self, request: Request<Incoming>) -> Response<AnyBody> {
         let shown = format!("{} {}{}", request.method(), self.target, fit_to_show(request.uri().path()));
+        // A program that asks first sends nothing after a refusal.
+        let asks_first = request.headers().contains_key(header::EXPECT);
+        let request = request.map(RequestBody::new);
+        let rest = request.body().clone();
         let denial = match self.forward(request).await {
             Ok(response) => return response,
             Err(denial) => denial,
         };
+        if !asks_first {
+            rest.drain().await;
+        }
         let recorded = self.proxy.record(Decision::denied(&shown, &denial.why));
         let denial = recorded.map_or_else(|error| Denial::unrecorded(&error), |()| denial);
         refusal(&shown, &denial)
     }
 
-    async fn forward(&self, mut request: Request<Incoming>) -> Result<Response<AnyBody>, Denial> {
+    async fn forward(&self, mut request: Request<RequestBody>) -> Result<Response<AnyBody>, Denial> {
         let is_upgrade = request.headers().contains_key(header::UPGRADE);
         let program = is_upgrade.then(|| hyper::upgrade::on(&mut request));
         // The memory that bodies take is bounded: few wait for their hash at once.
@@ -260,7 +267,7 @@ impl Session {
         };
         let (request, hash) = match &signing {
             Some(_) => hashed(request).await?,
-            None => (request.map(boxed), None),
+            None => (request.map(|body| -> AnyBody { Box::pin(body) }), None),
         };
         let JudgedRequest { request, used } = self.judge(request, hash.as_deref())?;
         let sent = self.upstream.send(request).await;
@@ -331,7 +338,7 @@ impl Session {
 }
 
 /// Reads a whole body, and returns its hash for a signature.
-async fn hashed(request: Request<Incoming>) -> Result<(Request<AnyBody>, Option<String>), Denial> {
+async fn hashed(request: Request<RequestBody>) -> Result<(Request<AnyBody>, Option<String>), Denial> {
     let (parts, body) = request.into_parts();
     let whole = Limited::new(body, SIGNED_BODY_LEN_MAX).collect().await;
     let whole =
