@@ -37,6 +37,15 @@ const server = http2.createSecureServer({ key, cert, allowHTTP1: true }, (reques
       return;
     }
     if (url.startsWith('/large')) return response.end(Buffer.alloc(5 << 20, 'x'));
+    if (url.startsWith('/forms')) {
+      // Everything that a server may make of what it was sent.
+      const value = Buffer.from((headers.authorization || '').slice(7)), hex = value.toString('hex');
+      const forms = [value.toString(), hex, hex.toUpperCase()];
+      for (const digits of [hex, hex.toUpperCase()]) forms.push(digits.replace(/../g, '%$&'), digits.replace(/../g, '\\\\u00$&'));
+      for (const front of ['', 'a', 'ab']) for (const form of ['base64', 'base64url']) forms.push(Buffer.from(front + value + 'b').toString(form));
+      response.setHeader('x-forms', forms.join(' '));
+      return response.end('REACHED ' + forms.join('\\n'));
+    }
     response.setHeader('x-echo', headers.authorization || 'none');
     response.end('REACHED ' + JSON.stringify(headers) + body);
   });

@@ -124,7 +124,7 @@ pub fn explanation(to: &str, denial: &Denial) -> String {
 fn http_answer(to: &str, denial: &Denial) -> Vec<u8> {
     let (status, text) = (denial.status, explanation(to, denial));
     // Many programs print no more than the status line.
-    let reason = if status == UNREACHABLE { "Unreachable" } else { "Denied" };
+    let reason = if status == UNREACHABLE { "Unreachable" } else { "Denied by Palisade" };
     let len = text.len();
     format!(
         "HTTP/1.1 {status} {reason}\r\ncontent-type: text/plain\r\ncontent-length: {len}\r\nconnection: close\r\n\r\n{text}"

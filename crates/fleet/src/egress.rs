@@ -19,7 +19,8 @@ use body::egress::{CERTIFICATES, EgressDir, Position};
 use proto::{
     BodyId, Draft, Event, EventData, Failure, Kind, Spec,
     egress::{
-        BodyIdentity, Decision, DecisionKind, EgressOrders, EgressRule, ORDERS, Policy, RuleAction, SpoolLine,
+        BodyIdentity, Decision, DecisionKind, EgressOrders, EgressRule, JAVA_CERTIFICATES, ORDERS, Policy,
+        RuleAction, SpoolLine,
     },
     event_data::{
         DecodedEvent, NetworkAllowed, NetworkAsked, NetworkCounted, NetworkDenied, NetworkNamed, NetworkSpent,
@@ -370,8 +371,13 @@ pub(crate) fn proxy_env(bundle: Option<&Path>) -> BTreeMap<String, String> {
         names.iter().map(|name| ((*name).to_owned(), proxy.clone())).collect();
     // Programs that know no such variable: Node's own http and fetch, Java, and Electron's downloader.
     let (host, port) = ("127.0.0.1", proto::guest::EGRESS_PORT);
-    let java =
-        ["http", "https"].map(|scheme| format!("-D{scheme}.proxyHost={host} -D{scheme}.proxyPort={port}"));
+    let mut java: Vec<String> = ["http", "https"]
+        .iter()
+        .map(|scheme| format!("-D{scheme}.proxyHost={host} -D{scheme}.proxyPort={port}"))
+        .collect();
+    if bundle.is_some() {
+        java.push(format!("-Djavax.net.ssl.trustStore={}/{JAVA_CERTIFICATES}", proto::guest::EGRESS_DIR));
+    }
     env.insert("JAVA_TOOL_OPTIONS".into(), java.join(" "));
     env.extend(
         ["NODE_USE_ENV_PROXY", "ELECTRON_GET_USE_PROXY"].map(|name| (name.to_owned(), "1".to_owned())),
@@ -421,7 +427,11 @@ mod tests {
         assert_eq!(env["https_proxy"], format!("http://127.0.0.1:{}", proto::guest::EGRESS_PORT));
         assert_eq!(env["no_proxy"], "localhost,127.0.0.1,::1");
         assert_eq!(env["SSL_CERT_FILE"], "/run/palisade/certificates.pem");
+        assert!(
+            env["JAVA_TOOL_OPTIONS"].ends_with(" -Djavax.net.ssl.trustStore=/run/palisade/certificates.p12")
+        );
         assert!(!proxy_env(None).contains_key("SSL_CERT_FILE"));
+        assert!(!proxy_env(None)["JAVA_TOOL_OPTIONS"].contains("trustStore"));
     }
 
     #[test]

@@ -1,17 +1,21 @@
 //! Bodies on inspected connections: they stream through, and values of secrets are put in or masked on the way.
 
 use std::{
+    cell::RefCell,
     error::Error,
     pin::Pin,
     rc::Rc,
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use bytes::Bytes;
+use http_body_util::{BodyExt, Limited};
 use hyper::{
     HeaderMap,
-    body::{Body, Frame, SizeHint},
+    body::{Body, Frame, Incoming, SizeHint},
 };
+use tokio::time::timeout;
 
 use super::mask::Mask;
 use crate::{
@@ -19,9 +23,50 @@ use crate::{
     secrets::{Secret, replace_all},
 };
 
+/// How much of the body of a refused request is read, and for how long.
+const DRAINED_LEN_MAX: usize = 64 << 10;
+const DRAIN_PATIENCE: Duration = Duration::from_secs(1);
+
 pub type BodyError = Box<dyn Error + Send + Sync>;
 /// A body of any source.
 pub type AnyBody = Pin<Box<dyn Body<Data = Bytes, Error = BodyError>>>;
+
+/// The body of a request, of which the session keeps a handle: after a refusal it reads what the program still sends,
+/// because programs that cannot send the rest report that and not the reason.
+#[derive(Clone)]
+pub struct RequestBody(Rc<RefCell<Incoming>>);
+
+impl RequestBody {
+    /// Shares a body.
+    pub fn new(body: Incoming) -> Self {
+        Self(Rc::new(RefCell::new(body)))
+    }
+
+    /// Reads the rest of a short body, for a moment.
+    pub async fn drain(self) {
+        let _ = timeout(DRAIN_PATIENCE, Limited::new(self, DRAINED_LEN_MAX).collect()).await;
+    }
+}
+
+impl Body for RequestBody {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        Pin::new(&mut *self.0.borrow_mut()).poll_frame(context).map_err(Into::into)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.0.borrow().is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.0.borrow().size_hint()
+    }
+}
 
 /// Changes the bytes of a body, of which a part may be held back until more are there.
 pub trait Rewrite {

@@ -12,6 +12,7 @@ mod request_match;
 mod rule;
 mod rule_reader;
 mod secret;
+mod trust_store;
 mod window;
 
 use std::{
@@ -36,6 +37,7 @@ pub use secret::{
     AuthorityOrder, EgressSecret, PLACEHOLDER_MARK, SECRETS_MAX, SecretFields, SshKeyOrder, SshLogin,
     is_placeholder_byte,
 };
+pub use trust_store::java_trust_store;
 
 /// Most characters of a target or a reason that are kept.
 const SHOWN_LEN_MAX: usize = 200;
@@ -48,6 +50,8 @@ pub const SOCKET: &str = "egress.sock";
 pub const SHARED: &str = "shared";
 /// The certificates that programs of the Body trust, in that part.
 pub const CERTIFICATES: &str = "certificates.pem";
+/// The same certificates for Java, beside that file.
+pub const JAVA_CERTIFICATES: &str = "certificates.p12";
 /// The file in the data directory with the key of sealed values.
 pub const SECRETS_KEY: &str = "secrets.key";
 /// The spool of decisions, in the proxy's directory.
