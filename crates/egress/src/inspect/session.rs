@@ -55,8 +55,11 @@ pub struct InspectedSession {
 /// A request that may go out.
 struct JudgedRequest {
     request: Request<AnyBody>,
-    /// The secrets whose values it may have.
-    used: Vec<Rc<Secret>>,
+    /// Whether it may have the value of a secret.
+    has_secret: bool,
+    /// What must not be in the answer: the values of all secrets of the host, because an earlier request may have left
+    /// one there.
+    mask: Mask,
 }
 
 impl InspectedSession {
@@ -153,7 +156,7 @@ impl InspectedSession {
         };
         let upstream = self.upstream(&destination, private).await?;
         let body: AnyBody = Box::pin(MeteredBody::new(body, Rc::clone(&meter)));
-        let JudgedRequest { request, used } =
+        let JudgedRequest { request, has_secret, mask } =
             self.judge((parts, body), &permit, &destination, hash.as_deref())?;
         let over = |error: io::Error| Denial::forbidden(error.to_string());
         meter.spend(request.uri().to_string().len() + headers_len(request.headers())).map_err(over)?;
@@ -169,10 +172,8 @@ impl InspectedSession {
             let ends = [program, hyper::upgrade::on(&mut response)];
             *self.upgraded.borrow_mut() = Some((ends, Rc::clone(&meter)));
         }
-        let values: Vec<Vec<u8>> =
-            used.iter().flat_map(|secret| secret.masked_values(&destination)).collect();
         let response = response.map(|body| -> AnyBody { Box::pin(MeteredBody::new(boxed(body), meter)) });
-        masked(response, Mask::of(values.iter().map(Vec::as_slice)))
+        masked(response, mask, has_secret)
     }
 
     /// The rule that allows a request.
@@ -260,7 +261,10 @@ impl InspectedSession {
                 Box::pin(RewrittenBody::new(body, Replacements::new(replaced)))
             }
         };
-        Ok(JudgedRequest { request: Request::from_parts(parts, body), used })
+        let values: Vec<Vec<u8>> =
+            secrets.iter().flat_map(|secret| secret.masked_values(destination)).collect();
+        let mask = Mask::of(values.iter().map(Vec::as_slice));
+        Ok(JudgedRequest { request: Request::from_parts(parts, body), has_secret: !used.is_empty(), mask })
     }
 }
 
@@ -301,13 +305,17 @@ fn body_secrets(secrets: &SecretTable, target: &Target) -> Vec<(Rc<Secret>, Vec<
 }
 
 /// An answer in which the values of secrets are masked.
-fn masked(response: Response<AnyBody>, mask: Mask) -> Result<Response<AnyBody>, Denial> {
+fn masked(response: Response<AnyBody>, mask: Mask, has_secret: bool) -> Result<Response<AnyBody>, Denial> {
     let (mut parts, body) = response.into_parts();
     if mask.is_empty() {
         return Ok(Response::from_parts(parts, body));
     }
     let is_coded = |value: &header::HeaderValue| !value.as_bytes().eq_ignore_ascii_case(b"identity");
     if parts.headers.get_all(header::CONTENT_ENCODING).iter().any(is_coded) {
+        // The request asked for an answer as it is. A host that keeps compressed files sends them so to everybody.
+        if !has_secret {
+            return Ok(Response::from_parts(parts, body));
+        }
         return Err(Denial::unreachable(
             "its host compresses the answer, in which a secret could not be masked",
         ));
