@@ -65,8 +65,6 @@ pub struct EgressProxy {
     state: State,
     /// The pause before the next restart.
     pause: Duration,
-    /// The token of the Body's guest.
-    token: Option<String>,
 }
 
 /// The files that the proxy uses in its directory.
@@ -108,7 +106,6 @@ impl EgressProxy {
         body: BorrowedFd<'_>,
         redirected: Vec<OwnedFd>,
     ) -> Result<Option<(Self, Mechanism)>, StepError> {
-        let token = plan.config.token.clone();
         let Some(plan) = &plan.egress else { return Ok(None) };
         let step = "start the egress proxy";
         let files =
@@ -122,7 +119,6 @@ impl EgressProxy {
             redirected,
             state: State::Waiting(Instant::now()),
             pause: PAUSE_MIN,
-            token,
         };
         let StartedProxy { mut process, socket } = proxy.spawn().step(step)?;
         match read_answer(&socket).step(step)? {
@@ -195,7 +191,7 @@ impl EgressProxy {
         if let State::Running(process) = &mut self.state
             && let Some(link) = &mut process.link
         {
-            let connector = PeerConnector { dir: &self.plan.dir, token: self.token.as_deref() };
+            let connector = PeerConnector { dir: &self.plan.dir, token: self.plan.token.as_deref() };
             if link.answer(&connector).is_err() {
                 process.link = None;
             }

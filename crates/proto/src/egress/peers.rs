@@ -213,6 +213,9 @@ impl AcceptList {
         match self.0.iter().filter(names).any(|rule| rule.has_port(port)) {
             true => Ok(()),
             false if !is_same_owner => Err(no_such_body(&call.to)),
+            false if OWN_PORTS.contains(&port) => {
+                Err(format!("port {port} of every Body belongs to Palisade"))
+            }
             false => Err(format!(
                 "{to} does not accept {from} on port {port}: pal net accept {to} {from}:{port}",
                 to = call.to
