@@ -36,7 +36,7 @@ use tokio_rustls::{LazyConfigAcceptor, StartHandshake, TlsConnector};
 #[cfg(feature = "fuzzing")]
 pub use self::body::Rewrite;
 use self::{
-    body::{AnyBody, BodyError, Replacements, RequestBody, RewrittenBody},
+    body::{AnyBody, BodyError, DrainableBody, Replacements, RewrittenBody},
     request::{check_authority, request_target},
     tasks::ConnectionTasks,
     upstream::Upstream,
@@ -241,7 +241,7 @@ impl Session {
         let shown = format!("{} {}{}", request.method(), self.target, fit_to_show(request.uri().path()));
         // A program that asks first sends nothing after a refusal.
         let asks_first = request.headers().contains_key(header::EXPECT);
-        let request = request.map(RequestBody::new);
+        let request = request.map(DrainableBody::new);
         let rest = request.body().clone();
         let denial = match self.forward(request).await {
             Ok(response) => return response,
@@ -255,7 +255,7 @@ impl Session {
         refusal(&shown, &denial)
     }
 
-    async fn forward(&self, mut request: Request<RequestBody>) -> Result<Response<AnyBody>, Denial> {
+    async fn forward(&self, mut request: Request<DrainableBody>) -> Result<Response<AnyBody>, Denial> {
         let is_upgrade = request.headers().contains_key(header::UPGRADE);
         let program = is_upgrade.then(|| hyper::upgrade::on(&mut request));
         // The memory that bodies take is bounded: few wait for their hash at once.
@@ -338,7 +338,7 @@ impl Session {
 }
 
 /// Reads a whole body, and returns its hash for a signature.
-async fn hashed(request: Request<RequestBody>) -> Result<(Request<AnyBody>, Option<String>), Denial> {
+async fn hashed(request: Request<DrainableBody>) -> Result<(Request<AnyBody>, Option<String>), Denial> {
     let (parts, body) = request.into_parts();
     let whole = Limited::new(body, SIGNED_BODY_LEN_MAX).collect().await;
     let whole =
