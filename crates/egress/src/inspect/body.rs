@@ -34,9 +34,9 @@ pub type AnyBody = Pin<Box<dyn Body<Data = Bytes, Error = BodyError>>>;
 /// The body of a request, of which the session keeps a handle: after a refusal it reads what the program still sends,
 /// because programs that cannot send the rest report that and not the reason.
 #[derive(Clone)]
-pub struct RequestBody(Rc<RefCell<Incoming>>);
+pub struct DrainableBody(Rc<RefCell<Incoming>>);
 
-impl RequestBody {
+impl DrainableBody {
     /// Shares a body.
     pub fn new(body: Incoming) -> Self {
         Self(Rc::new(RefCell::new(body)))
@@ -48,7 +48,7 @@ impl RequestBody {
     }
 }
 
-impl Body for RequestBody {
+impl Body for DrainableBody {
     type Data = Bytes;
     type Error = BodyError;
 

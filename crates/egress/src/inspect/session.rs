@@ -17,7 +17,7 @@ use tokio::sync::{Mutex, Notify};
 
 use super::{
     H2, HTTP1,
-    body::{AnyBody, BodyError, MeteredBody, Replacements, RequestBody, RewrittenBody, headers_len},
+    body::{AnyBody, BodyError, DrainableBody, MeteredBody, Replacements, RewrittenBody, headers_len},
     mask::Mask,
     request::{Injector, check_authority, judged_headers, readdress, request_target},
     sigv4,
@@ -115,7 +115,7 @@ impl InspectedSession {
         let shown = format!("{} {}{}", request.method(), self.target, fit_to_show(request.uri().path()));
         // A program that asks first sends nothing after a refusal.
         let asks_first = request.headers().contains_key(header::EXPECT);
-        let request = request.map(RequestBody::new);
+        let request = request.map(DrainableBody::new);
         let rest = request.body().clone();
         let denial = match self.forward(request).await {
             Ok(response) => return response,
@@ -129,7 +129,7 @@ impl InspectedSession {
         refusal(&shown, &denial)
     }
 
-    async fn forward(&self, mut request: Request<RequestBody>) -> Result<Response<AnyBody>, Denial> {
+    async fn forward(&self, mut request: Request<DrainableBody>) -> Result<Response<AnyBody>, Denial> {
         let is_upgrade = request.headers().contains_key(header::UPGRADE);
         let program = is_upgrade.then(|| hyper::upgrade::on(&mut request));
         let (parts, body) = request.into_parts();
@@ -283,7 +283,7 @@ fn answered(response: &RuleResponse, is_head: bool) -> Result<Response<AnyBody>,
 }
 
 /// Reads a whole body, and returns its hash for a signature.
-async fn hashed(body: RequestBody) -> Result<(AnyBody, Option<String>), Denial> {
+async fn hashed(body: DrainableBody) -> Result<(AnyBody, Option<String>), Denial> {
     let whole = Limited::new(body, SIGNED_BODY_LEN_MAX).collect().await;
     let whole =
         whole.map_err(|_| Denial::forbidden("its body is too large for a signature, or broke off"))?;
