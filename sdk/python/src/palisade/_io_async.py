@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import httpx
 from httpcore import AsyncNetworkStream
@@ -46,3 +46,14 @@ class Shared(Generic[T]):
         if value is None:
             value = self._values[loop] = make()
         return value
+
+
+async def for_each(work: Callable[[Any], Awaitable[T]], items: Sequence[Any], *, at_once: int = 16) -> list[T]:
+    """Does work for each item, several at once, and returns the results in order."""
+    places = asyncio.Semaphore(at_once)
+
+    async def one(item: Any) -> T:
+        async with places:
+            return await work(item)
+
+    return list(await asyncio.gather(*(one(item) for item in items)))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import httpx
 from httpcore import NetworkStream as _NetworkStream
@@ -48,3 +48,8 @@ class Shared(Generic[T]):
             if pid not in self._values:
                 self._values[pid] = make()
             return self._values[pid]
+
+
+def for_each(work: Callable[[Any], T], items: Sequence[Any], *, at_once: int = 16) -> list[T]:
+    """Does work for each item, one after the other, and returns the results in order."""
+    return [work(item) for item in items]

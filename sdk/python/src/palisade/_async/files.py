@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from os import PathLike
 from pathlib import Path
 from typing import Any, List
@@ -36,10 +37,16 @@ class AsyncFiles:
         """The contents of a file of UTF-8 text."""
         return (await self.read(path, user=user)).decode()
 
+    @asynccontextmanager
+    async def open(self, path: str, *, user: str | None = None) -> AsyncIterator[tuple[int, AsyncIterator[bytes]]]:
+        """The length of a file (-1 if the server does not know it), and its contents as they arrive."""
+        async with self._client.stream("GET", self._path, params={"path": path, "user": user}) as response:
+            yield int(response.headers.get("content-length", -1)), response.aiter_bytes()
+
     async def pieces(self, path: str, *, user: str | None = None) -> AsyncIterator[bytes]:
         """The contents of a file as they arrive."""
-        async with self._client.stream("GET", self._path, params={"path": path, "user": user}) as response:
-            async for piece in response.aiter_bytes():
+        async with self.open(path, user=user) as (_, pieces):
+            async for piece in pieces:
                 yield piece
 
     async def write(self, path: str, content: str | bytes, *, user: str | None = None) -> None:

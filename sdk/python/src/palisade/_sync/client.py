@@ -48,6 +48,7 @@ class Client:
     ) -> None:
         if url is None and data is None:
             url = os.environ.get("PALISADE_URL")
+        self.arguments: dict[str, Any] = {"url": url, "key": key, "data": data, "pal": pal, "timeout": timeout}
         self.embedded: EmbeddedServer | None = None
         self._address: Address | None = None
         if url is None:

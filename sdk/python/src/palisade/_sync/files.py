@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from typing import Any, List
@@ -37,10 +38,16 @@ class Files:
         """The contents of a file of UTF-8 text."""
         return (self.read(path, user=user)).decode()
 
+    @contextmanager
+    def open(self, path: str, *, user: str | None = None) -> Iterator[tuple[int, Iterator[bytes]]]:
+        """The length of a file (-1 if the server does not know it), and its contents as they arrive."""
+        with self._client.stream("GET", self._path, params={"path": path, "user": user}) as response:
+            yield int(response.headers.get("content-length", -1)), response.iter_bytes()
+
     def pieces(self, path: str, *, user: str | None = None) -> Iterator[bytes]:
         """The contents of a file as they arrive."""
-        with self._client.stream("GET", self._path, params={"path": path, "user": user}) as response:
-            for piece in response.iter_bytes():
+        with self.open(path, user=user) as (_, pieces):
+            for piece in pieces:
                 yield piece
 
     def write(self, path: str, content: str | bytes, *, user: str | None = None) -> None:
