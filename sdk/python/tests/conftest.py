@@ -53,8 +53,11 @@ def server(pal: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple
 
 
 @pytest.fixture(autouse=True)
-def named_server(server: tuple[str, str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has every test use that server unless it says otherwise."""
+def named_server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has every test use that server, but those of a file that says `NEEDS_NO_SERVER`."""
+    if getattr(request.module, "NEEDS_NO_SERVER", False):
+        return
+    server = request.getfixturevalue("server")
     monkeypatch.setenv("PALISADE_URL", server[0])
     monkeypatch.setenv("PALISADE_KEY", server[1])
 

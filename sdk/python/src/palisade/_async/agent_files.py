@@ -1,7 +1,7 @@
 """The files of a Body as Deep Agents' backends offer them.
 
-No operation needs Python in the Body. Listing, reading, writing and deleting are calls of the server's interface for
-files; `grep` and `glob` are `find` and `grep` of the Body, which busybox has, too.
+No operation needs Python in the Body. Contents go through the server's interface for files, after a look whether the
+Body's user may do that; `delete`, `grep` and `glob` are `rm`, `grep` and `find` of the Body, which busybox has, too.
 
 Trust: paths, patterns and contents come from a model. They are arguments of programs, never text of a script.
 """
@@ -37,7 +37,7 @@ from deepagents.backends.utils import _get_backend_read_file_type, compile_grep_
 
 from .._io_async import for_each
 from .._pages import PREFIX_LEN, PageReader, is_binary
-from ..errors import Denied, InvalidRequest, NotFound, PalisadeError
+from ..errors import Denied, NotFound, PalisadeError
 from .body import AsyncBody
 
 R = TypeVar("R")
@@ -75,8 +75,34 @@ else grep -lF -e "$2" -- "$1"; fi 2>/dev/null | while IFS= read -r file; do
   grep -nF -e "$2" -- "$file" 2>/dev/null
 done
 """
-_KIND = '[ -e "$1" ] || [ -L "$1" ] || exit 66; [ -d "$1" ] || exit 67; [ -r "$1" ] && [ -x "$1" ] || exit 68'
-_KINDS = {66: "path_not_found", 67: "not_a_directory", 68: "permission_denied"}
+# Prints for each pair of a letter and a path what the Body's user finds there: `ok`, `missing`, `denied`, `directory`,
+# `file`. The letters are `l` (list), `r` (read), `w` (write or create) and `e` (read and write).
+_RIGHTS = r"""
+find_right() {
+  if [ -d "$2" ]; then
+    if [ "$1" != l ]; then echo directory
+    elif [ -r "$2" ] && [ -x "$2" ]; then echo ok; else echo denied; fi
+  elif [ -e "$2" ]; then
+    case $1 in
+      l) echo file ;;
+      r) if [ -r "$2" ]; then echo ok; else echo denied; fi ;;
+      w) if [ -w "$2" ]; then echo ok; else echo denied; fi ;;
+      e) if [ -r "$2" ] && [ -w "$2" ]; then echo ok; else echo denied; fi ;;
+    esac
+  else
+    up=$2
+    until [ -e "$up" ]; do up=${up%/*}; [ -n "$up" ] || up=/; done
+    if ! [ -d "$up" ]; then echo file
+    elif ! [ -x "$up" ]; then echo denied
+    elif [ "$1" != w ]; then echo missing
+    elif [ -w "$up" ]; then echo ok; else echo denied; fi
+  fi
+}
+while [ "$#" -gt 0 ]; do find_right "$1" "$2"; shift 2; done
+"""
+_DELETE = '[ -e "$1" ] || [ -L "$1" ] || exit 66; exec rm -rf -- "$1" 2>&1'
+_MISSING = 66
+_PAIRS_MAX = 1000
 
 
 class AsyncAgentFiles:
@@ -93,14 +119,26 @@ class AsyncAgentFiles:
     def _outside(self, path: str) -> str:
         return path.removeprefix(self._root) or "/"
 
+    async def _right(self, letter: str, path: str) -> str:
+        return (await self._rights([(letter, path)]))[0]
+
+    async def _rights(self, wants: list[tuple[str, str]]) -> list[str]:
+        """What the Body's user may do at each path. The server's interface for files itself acts as root in the Body."""
+        words: list[str] = []
+        for start in range(0, len(wants), _PAIRS_MAX):
+            pairs = [word for want in wants[start : start + _PAIRS_MAX] for word in want]
+            words += (await self.body.run(["/bin/sh", "-c", _RIGHTS, "sh", *pairs], check=True)).stdout.split()
+        return words
+
     async def ls(self, path: str) -> LsResult:
         """The entries of a directory."""
         try:
+            right = await self._right("l", self._inside(path))
+            if right != "ok":
+                return LsResult(entries=None, error=f"Path '{path}': {_LS_WORDS[right]}")
             entries = await self.body.files.list(self._inside(path))
         except PalisadeError as error:
-            word = "path_not_found" if isinstance(error, NotFound) else "not_a_directory"
-            word = "permission_denied" if isinstance(error, Denied) else word
-            return LsResult(entries=None, error=f"Path '{path}': {word}")
+            return LsResult(entries=None, error=f"Path '{path}': {_ls_word(error)}")
         return LsResult(
             entries=[
                 FileInfo(
@@ -118,6 +156,9 @@ class AsyncAgentFiles:
         path, offset, limit = self._inside(file_path), max(int(offset), 0), max(int(limit), 0)
         is_text = _get_backend_read_file_type(file_path) == "text"
         try:
+            right = await self._right("r", path)
+            if right != "ok":
+                return ReadResult(error=f"File '{file_path}': {_READ_WORDS[right]}")
             async with self.body.files.open(path) as (size, pieces):
                 return await self._page(file_path, size, pieces, is_text, offset, limit)
         except PalisadeError as error:
@@ -165,10 +206,9 @@ class AsyncAgentFiles:
 
     async def write(self, file_path: str, content: str) -> WriteResult:
         """Creates or replaces a file, and creates its directories."""
-        try:
-            await self.body.files.write(self._inside(file_path), content.encode("utf-8", "surrogatepass"))
-        except PalisadeError as error:
-            return WriteResult(error=f"Failed to write file '{file_path}': {_file_word(error)}")
+        (uploaded,) = await self.upload_files([(file_path, content.encode("utf-8", "surrogatepass"))])
+        if uploaded.error:
+            return WriteResult(error=f"Failed to write file '{file_path}': {uploaded.error}")
         return WriteResult(path=file_path)
 
     async def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
@@ -177,6 +217,9 @@ class AsyncAgentFiles:
             return EditResult(error=_EMPTY_OLD_STRING)
         path = self._inside(file_path)
         try:
+            right = await self._right("e", path)
+            if right != "ok":
+                return EditResult(error=_EDIT_ERRORS[right].format(file_path))
             async with self.body.files.open(path) as (size, pieces):
                 if size > _EDIT_LEN_MAX:
                     why = f"the file has {size} bytes, and an edit may have {_EDIT_LEN_MAX}"
@@ -201,47 +244,56 @@ class AsyncAgentFiles:
 
     async def delete(self, file_path: str) -> DeleteResult:
         """Removes a file, or a directory with its contents."""
-        path = self._inside(file_path)
         try:
-            if not await self._is_there(path):
-                return DeleteResult(error=f"Error: '{file_path}' not found")
-            await self.body.files.remove(path)
+            done = await self.body.run(["/bin/sh", "-c", _DELETE, "sh", self._inside(file_path)])
         except PalisadeError as error:
             return DeleteResult(error=f"Error deleting file '{file_path}': {error.message}")
+        if done.exit_code == _MISSING:
+            return DeleteResult(error=f"Error: '{file_path}' not found")
+        if not done.ok:
+            return DeleteResult(error=f"Error deleting file '{file_path}': {done.stdout.strip() or 'unknown error'}")
         return DeleteResult(path=file_path)
 
-    async def _is_there(self, path: str) -> bool:
-        """Whether something is at a path, also a link to nothing."""
-        if await self.body.files.exists(path):
-            return True
-        return (await self.body.run(["/bin/sh", "-c", '[ -L "$1" ]', "sh", path])).ok
-
     async def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
-        """Writes files, in the order of the list; each has its own error."""
-        return list(await for_each(self._upload, files))
+        """Writes files; each has its own error. The answers are in the order of the list."""
+        errors = await self._errors("w", [path for path, _ in files])
 
-    async def _upload(self, file: tuple[str, bytes]) -> FileUploadResponse:
-        path, content = file
-        if not path.startswith("/") or "\0" in path:
-            return FileUploadResponse(path=path, error="invalid_path")
-        try:
-            await self.body.files.write(self._inside(path), content)
-        except PalisadeError as error:
-            return FileUploadResponse(path=path, error=_file_word(error))
-        return FileUploadResponse(path=path, error=None)
+        async def write(file: tuple[str, bytes]) -> FileUploadResponse:
+            path, content = file
+            if path in errors:
+                return FileUploadResponse(path=path, error=errors[path])
+            try:
+                await self.body.files.write(self._inside(path), content)
+            except PalisadeError as error:
+                return FileUploadResponse(path=path, error=_file_word(error))
+            return FileUploadResponse(path=path, error=None)
+
+        return list(await for_each(write, files))
 
     async def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
-        """The contents of files, in the order of the list; each has its own error."""
-        return list(await for_each(self._download, paths))
+        """The contents of files; each has its own error. The answers are in the order of the list."""
+        errors = await self._errors("r", paths)
 
-    async def _download(self, path: str) -> FileDownloadResponse:
-        if not path.startswith("/") or "\0" in path:
-            return FileDownloadResponse(path=path, content=None, error="invalid_path")
+        async def read(path: str) -> FileDownloadResponse:
+            if path in errors:
+                return FileDownloadResponse(path=path, content=None, error=errors[path])
+            try:
+                content = await self.body.files.read(self._inside(path))
+            except PalisadeError as error:
+                return FileDownloadResponse(path=path, content=None, error=_file_word(error))
+            return FileDownloadResponse(path=path, content=content, error=None)
+
+        return list(await for_each(read, paths))
+
+    async def _errors(self, letter: str, paths: list[str]) -> dict[str, str]:
+        """The word of the protocol for each path at which the Body's user may not do that."""
+        errors = {path: "invalid_path" for path in paths if not path.startswith("/") or "\0" in path}
+        others = [path for path in dict.fromkeys(paths) if path not in errors]
         try:
-            content = await self.body.files.read(self._inside(path))
+            rights = await self._rights([(letter, self._inside(path)) for path in others])
         except PalisadeError as error:
-            return FileDownloadResponse(path=path, content=None, error=_file_word(error))
-        return FileDownloadResponse(path=path, content=content, error=None)
+            return {**errors, **{path: _file_word(error) for path in others}}
+        return {**errors, **{path: _FILE_WORDS[right] for path, right in zip(others, rights) if right != "ok"}}
 
     async def _search_root(self, path: str | None) -> str:
         """Where a search begins: without a path in the working directory."""
@@ -255,6 +307,12 @@ class AsyncAgentFiles:
 
     async def glob(self, pattern: str, path: str | None = None) -> GlobResult:
         """The regular files whose paths match a pattern."""
+        try:
+            return await self._glob(pattern, path)
+        except PalisadeError as error:
+            return GlobResult(matches=None, error=f"Path '{path}': {error.message}")
+
+    async def _glob(self, pattern: str, path: str | None) -> GlobResult:
         root = await self._search_root(path)
         shown = path or self._outside(root)
         try:
@@ -264,9 +322,9 @@ class AsyncAgentFiles:
             return GlobResult(matches=None, error=f"Path '{shown}': {word}")
         deadline = time.monotonic() + _GLOB_SECONDS
         found: list[str] = []
-        kind = await self.body.run(["/bin/sh", "-c", _KIND, "sh", root])
-        if not kind.ok:
-            return GlobResult(matches=None, error=f"Path '{shown}': {_KINDS.get(kind.exit_code, 'unreadable')}")
+        right = await self._right("l", root)
+        if right != "ok":
+            return GlobResult(matches=None, error=f"Path '{shown}': {_LS_WORDS[right]}")
         rest, reason = b"", None
         async with await self.body.spawn(
             ["/bin/sh", "-c", _FIND, "sh", root], stdin=False, timeout=_GLOB_TIMEOUT
@@ -290,17 +348,23 @@ class AsyncAgentFiles:
         self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
     ) -> GrepResult:
         """The lines that contain a text; `.git` directories are left out."""
+        try:
+            return await self._grep(pattern, path, glob, max_count)
+        except PalisadeError as error:
+            return GrepResult(error=f"Path '{path}': {error.message}")
+
+    async def _grep(self, pattern: str, path: str | None, glob: str | None, max_count: int | None) -> GrepResult:
         root = await self._search_root(path)
         shown = path or self._outside(root)
         try:
             is_included = compile_grep_include_glob(glob) if glob else None
         except ValueError as error:
             return GrepResult(error=f"Path '{shown}': {error}")
-        kind = await self.body.run(["/bin/sh", "-c", _KIND, "sh", root])
-        if kind.exit_code == 66:
-            return GrepResult(error=f"Path '{shown}': path_not_found")
+        right = await self._right("l", root)
+        if right in ("missing", "denied"):
+            return GrepResult(error=f"Path '{shown}': {_LS_WORDS[right]}")
         mark = secrets.token_hex(8)
-        lines = _GrepLines(mark, root, is_included if kind.exit_code != 67 else None)
+        lines = _GrepLines(mark, root, is_included if right == "ok" else None)
         is_full = False
         script = ["/bin/sh", "-c", _GREP, "sh", root, pattern, mark]
         async with await self.body.spawn(script, stdin=False, timeout=ASYNC_GREP_TIMEOUT) as searching:
@@ -375,30 +439,43 @@ def _find_occurrences(text: str, old: str, new: str) -> tuple[str, str, int]:
     return old, new, 0
 
 
+_LS_WORDS = {"missing": "path_not_found", "file": "not_a_directory", "denied": "permission_denied"}
+_READ_WORDS = {
+    "missing": "file_not_found",
+    "file": "file_not_found",
+    "directory": "not_a_file",
+    "denied": "permission_denied",
+}
+_FILE_WORDS = {
+    "missing": "file_not_found",
+    "file": "invalid_path",
+    "directory": "is_directory",
+    "denied": "permission_denied",
+}
+_EDIT_ERRORS = {
+    "missing": "Error: File '{}' not found",
+    "file": "Error: File '{}' not found",
+    "directory": "Error: '{}' is not a regular file",
+    "denied": "Error: Permission denied editing file '{}'",
+}
+
+
+def _ls_word(error: PalisadeError) -> str:
+    return _LS_WORDS["missing"] if isinstance(error, NotFound) else error.message
+
+
 def _read_word(error: PalisadeError) -> str:
-    if isinstance(error, NotFound):
-        return "file_not_found"
-    if isinstance(error, Denied):
-        return "permission_denied"
-    return "not_a_file" if isinstance(error, InvalidRequest) else error.message
+    return _READ_WORDS["missing"] if isinstance(error, NotFound) else error.message
 
 
 def _edit_error(error: PalisadeError, file_path: str) -> str:
     if isinstance(error, NotFound):
-        return f"Error: File '{file_path}' not found"
-    if isinstance(error, Denied):
-        return f"Error: Permission denied editing file '{file_path}'"
-    if isinstance(error, InvalidRequest):
-        return f"Error: '{file_path}' is not a regular file"
+        return _EDIT_ERRORS["missing"].format(file_path)
     return f"Error editing file '{file_path}': {error.message}"
 
 
 def _file_word(error: PalisadeError) -> str:
     """The word of the protocol for an error of one file."""
     if isinstance(error, NotFound):
-        return "file_not_found"
-    if isinstance(error, Denied):
-        return "permission_denied"
-    if isinstance(error, InvalidRequest):
-        return "is_directory" if "is a directory" in error.message else "invalid_path"
-    return error.message
+        return _FILE_WORDS["missing"]
+    return _FILE_WORDS["denied"] if isinstance(error, Denied) else error.message

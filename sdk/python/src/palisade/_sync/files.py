@@ -21,8 +21,8 @@ _SERVICE = "filesystem.Filesystem"
 class Files:
     """The files of one Body.
 
-    A path that does not begin with `/` is relative to the user's home directory. `user` names another user than the
-    Body's, whose rights then apply.
+    A path that does not begin with `/` is relative to the user's home directory. These calls may read and write every
+    file of the Body, as root there may; what they create belongs to `user`, or to the Body's user.
     """
 
     def __init__(self, client: Client, body: str, guest: Guest) -> None:

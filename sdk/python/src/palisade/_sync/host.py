@@ -81,7 +81,7 @@ class Host:
         return cast(models.Events, self.client.call("GET", "/v1/events", params=params))
 
     def follow_events(self, *, after: int | None = None, body: str | None = None) -> Iterator[models.Event]:
-        """The log from its beginning, or behind a place, and then as it grows; a broken connection goes on without a gap."""
+        """The log as it grows, from now on or from behind a place; a broken connection goes on without a gap."""
         for event in self.client.follow("/v1/events/stream", after=after, params={"body": body}):
             if event.name == "message":
                 yield cast(models.Event, json.loads(event.data))

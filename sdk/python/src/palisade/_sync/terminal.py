@@ -82,6 +82,8 @@ class Terminal:
                     raise StreamInterrupted("the server closed the terminal's connection")
                 else:
                     replaces = self._note(frame) or replaces
+                if self.exit_code is not None:
+                    return
 
     def _note(self, frame: Frame) -> bool:
         """Reads a message about the terminal; whether the next output replaces everything shown."""
