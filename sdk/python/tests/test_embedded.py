@@ -59,10 +59,11 @@ class Programs:
         """The pid of the server, if one runs."""
         try:
             pid = int(json.loads((self.data / "serve.lock").read_text())["pid"])
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         except (OSError, ValueError):
             return None
-        return pid if b"serve" in words else None
+        # A zombie has closed its files, so its port is free; before that, connections are reset.
+        return pid if state != "Z" else None
 
     def wait_for_the_end(self) -> None:
         """Waits until no server runs and no Body is left."""

@@ -128,7 +128,7 @@ class AsyncProcess:
         try:
             await self.send_signal("KILL")
         except PalisadeError as error:
-            if error.kind not in ("not_found", "conflict"):
+            if error.kind not in ("not_found", "conflict") and "No such process" not in error.message:
                 raise
 
     async def _call(self, method: str, **fields: Any) -> None:

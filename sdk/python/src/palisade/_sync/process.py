@@ -129,7 +129,7 @@ class Process:
         try:
             self.send_signal("KILL")
         except PalisadeError as error:
-            if error.kind not in ("not_found", "conflict"):
+            if error.kind not in ("not_found", "conflict") and "No such process" not in error.message:
                 raise
 
     def _call(self, method: str, **fields: Any) -> None:
