@@ -229,9 +229,9 @@ def test_bodies_pause_stop_and_start() -> None:
     with Body() as body:
         body.files.write("kept", "1")
         body.pause()
-        assert body.info["status"] == "paused"
+        assert body.refresh()["status"] == "paused"
         body.resume()
-        assert body.info["status"] == "running"
+        assert body.refresh()["status"] == "running"
         body.stop(grace=0.1)
         with pytest.raises(PalisadeError, match="hint"):
             body.run("true")

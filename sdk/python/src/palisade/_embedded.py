@@ -199,7 +199,7 @@ class EmbeddedServer:
         except OSError as error:
             if error.errno not in (errno.ENXIO, errno.ENOENT):
                 raise
-            # No keeper reads: it has stopped the server, or somebody has killed it before it could.
+            # No keeper reads: it has stopped the server, or was killed before it could.
             with suppress(ProcessLookupError):
                 os.kill(running.pid, signal.SIGTERM)
             return False
@@ -308,7 +308,7 @@ def _default_data() -> Path:
 
 
 def _runtime_dir() -> Path:
-    """A directory of this user that nobody else may enter."""
+    """A directory that only this user may enter."""
     named = os.environ.get("XDG_RUNTIME_DIR")
     path = Path(named, "palisade") if named else Path(tempfile.gettempdir(), f"palisade-{os.geteuid()}")
     with suppress(FileExistsError):

@@ -1,4 +1,4 @@
-"""What differs between the asynchronous classes and their generated twins: waiting, files and streams."""
+"""The differences between the asynchronous classes and their generated twins: waiting, files and streams."""
 
 from __future__ import annotations
 

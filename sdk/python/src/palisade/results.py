@@ -152,7 +152,7 @@ class ServerEvent:
 
 @dataclass(frozen=True)
 class AgentEvent:
-    """What happens in an agent.
+    """An event of an agent, or a piece of one.
 
     Events of the log have the name `event` and their place in `pos`. `asking`, `delta` and `output` are pieces of
     answers and of output that come before their event.

@@ -123,7 +123,7 @@ class AsyncAgentFiles:
         return (await self._rights([(letter, path)]))[0]
 
     async def _rights(self, wants: list[tuple[str, str]]) -> list[str]:
-        """What the Body's user may do at each path. The server's interface for files itself acts as root in the Body."""
+        """The rights of the Body's user at each path. The server's interface for files itself acts as root in the Body."""
         words: list[str] = []
         for start in range(0, len(wants), _PAIRS_MAX):
             pairs = [word for want in wants[start : start + _PAIRS_MAX] for word in want]

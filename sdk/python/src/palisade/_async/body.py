@@ -112,7 +112,7 @@ class AsyncBody(AsyncWork):
 
     @property
     def info(self) -> models.Body:
-        """What the server last said about this Body; `refresh` asks again."""
+        """The server's last description of this Body; `refresh` asks again."""
         if self._info is None:
             raise PalisadeError(
                 "this Body has not been created", kind="usage", hints=["use `with Body() as body:`, or `Body.create()`"]

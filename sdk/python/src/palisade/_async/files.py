@@ -82,7 +82,7 @@ class AsyncFiles:
         return [Entry.of(said) for said in answer.get("entries", [])]
 
     async def stat(self, path: str, *, user: str | None = None) -> Entry:
-        """What is at a path; `NotFound` if nothing is."""
+        """The entry at a path; `NotFound` if there is none."""
         answer = await self._guest.call(f"{_SERVICE}/Stat", {"path": path}, user)
         return Entry.of(answer.get("entry", {}))
 

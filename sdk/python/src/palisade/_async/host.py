@@ -1,4 +1,4 @@
-"""What belongs to the host: templates, snapshots, secrets, events."""
+"""The things of a server's host: templates, snapshots, secrets, events."""
 
 from __future__ import annotations
 

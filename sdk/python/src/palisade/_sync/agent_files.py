@@ -124,7 +124,7 @@ class AgentFiles:
         return (self._rights([(letter, path)]))[0]
 
     def _rights(self, wants: list[tuple[str, str]]) -> list[str]:
-        """What the Body's user may do at each path. The server's interface for files itself acts as root in the Body."""
+        """The rights of the Body's user at each path. The server's interface for files itself acts as root in the Body."""
         words: list[str] = []
         for start in range(0, len(wants), _PAIRS_MAX):
             pairs = [word for want in wants[start : start + _PAIRS_MAX] for word in want]

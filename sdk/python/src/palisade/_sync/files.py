@@ -83,7 +83,7 @@ class Files:
         return [Entry.of(said) for said in answer.get("entries", [])]
 
     def stat(self, path: str, *, user: str | None = None) -> Entry:
-        """What is at a path; `NotFound` if nothing is."""
+        """The entry at a path; `NotFound` if there is none."""
         answer = self._guest.call(f"{_SERVICE}/Stat", {"path": path}, user)
         return Entry.of(answer.get("entry", {}))
 
