@@ -25,7 +25,8 @@ class TestSuite(SandboxIntegrationTests):
     """The suite, in a Body."""
 
     @pytest.fixture(scope="class")
-    def sandbox(self, server: tuple[str, str, object]) -> Iterator[PalisadeSandbox]:
+    @classmethod
+    def sandbox(cls, server: tuple[str, str, object]) -> Iterator[PalisadeSandbox]:
         with Body(client=Client(server[0], server[1])) as body:
             # The suite runs `python`; this host has `python3`.
             body.run("ln -sf $(command -v python3) /usr/local/bin/python", user="root", check=True)

@@ -11,7 +11,7 @@ from urllib.parse import quote, urlsplit
 from .. import models
 from .._io_async import HttpClient
 from ..errors import PalisadeError, StreamInterrupted, from_refusal
-from ..results import Port, Result
+from ..results import Port, Result, ServerEvent
 from .client import AsyncClient, default_client
 from .files import AsyncFiles
 from .guest import AsyncGuest
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 Command = Union[str, Sequence[str]]
 _ENDED_KINDS = ("not_found",)
+_RUNS_ON = "the command runs on, and is recorded to its end: Body.attach(…).logs()"
 
 
 class AsyncBody(AsyncWork):
@@ -183,32 +184,15 @@ class AsyncBody(AsyncWork):
         if timeout is not None:
             asked["timeout_ms"] = max(1, int(timeout * 1000))
         asked.update(_given(stdin=stdin, user=user, workdir=workdir))
-        stdout, stderr = bytearray(), bytearray()
-        async for event in self.client.events_of("POST", f"/v1/bodies/{self.id}/exec", body=asked):
-            said = json.loads(event.data)
-            if event.name in ("stdout", "stderr"):
-                piece = b64decode(said["base64"])
-                kept, listener = (stdout, on_stdout) if event.name == "stdout" else (stderr, on_stderr)
-                kept += piece
-                if listener is not None:
-                    listener(piece)
-            elif event.name == "failed":
-                raise from_refusal(said)
-            elif event.name == "ended":
-                result = Result(
-                    said["code"],
-                    bytes(stdout),
-                    bytes(stderr),
-                    signal=said.get("signal"),
-                    timed_out=said["timed_out"],
-                    out_of_memory=said["out_of_memory"],
-                    body_end=said.get("body_end"),
-                )
-                return result.check() if check else result
-        raise StreamInterrupted(
-            "the server stopped before the command ended",
-            hints=["the command keeps running and is recorded to its end: GET /v1/bodies/{id}/logs"],
-        )
+        ran = _Running(on_stdout, on_stderr)
+        try:
+            async for event in self.client.events_of("POST", f"/v1/bodies/{self.id}/exec", body=asked):
+                result = ran.feed(event)
+                if result is not None:
+                    return result.check() if check else result
+        except StreamInterrupted as error:
+            raise StreamInterrupted(error.message, kind="host", hints=[_RUNS_ON]) from error
+        raise StreamInterrupted("the server stopped before the command ended", kind="host", hints=[_RUNS_ON])
 
     async def spawn(
         self,
@@ -349,6 +333,39 @@ class AsyncBody(AsyncWork):
     async def revoke_secret(self, secret: str) -> None:
         """Takes a secret away from it."""
         await self.call("DELETE", f"/secrets/{quote(secret, safe='')}")
+
+
+class _Running:
+    """Collects what the stream of a command says."""
+
+    def __init__(
+        self, on_stdout: Callable[[bytes], object] | None, on_stderr: Callable[[bytes], object] | None
+    ) -> None:
+        self._outputs = {"stdout": bytearray(), "stderr": bytearray()}
+        self._listeners = {"stdout": on_stdout, "stderr": on_stderr}
+
+    def feed(self, event: ServerEvent) -> Result | None:
+        """Takes an event; the result, if it is the end."""
+        said = json.loads(event.data)
+        if event.name in self._outputs:
+            piece = b64decode(said["base64"])
+            self._outputs[event.name] += piece
+            listener = self._listeners[event.name]
+            if listener is not None:
+                listener(piece)
+        elif event.name == "failed":
+            raise from_refusal(said)
+        elif event.name == "ended":
+            return Result(
+                said["code"],
+                bytes(self._outputs["stdout"]),
+                bytes(self._outputs["stderr"]),
+                signal=said.get("signal"),
+                timed_out=said["timed_out"],
+                out_of_memory=said["out_of_memory"],
+                body_end=said.get("body_end"),
+            )
+        return None
 
 
 def _argv(command: Command) -> List[str]:

@@ -64,14 +64,20 @@ exec find . "$@" -type f -print0 -o -type l -exec sh -c '
     case $target in "$root"/*) printf "%s\0" "$link" ;; esac
   done' sh {} +
 """
-# Prints the lines of files below `$1` that contain the text `$2`: for each file a line of `$3` and its path, then lines of
-# a number, a colon and the text.
+# Prints the lines of files below `$1` that contain the text `$2`. With GNU's grep a line is `$3`, and the others are a path,
+# a NUL, a number, a colon and the text; with another grep there is a line of `$3` and a path before the lines of each file.
 _GREP = r"""
-name=$(basename -- "$1")
 LC_ALL=C; export LC_ALL
-if [ -d "$1" ] && [ "$name" != .git ]; then find "$1" -name .git -prune -o -type f -exec grep -lF -e "$2" -- {} +
-elif [ -d "$1" ]; then find "$1" -type f -exec grep -lF -e "$2" -- {} +
-else grep -lF -e "$2" -- "$1"; fi 2>/dev/null | while IFS= read -r file; do
+grep -FIZ -e x /dev/null 2>/dev/null
+if [ "$?" -le 1 ]; then printf '%s\n' "$3"; how=-HnFIZ; else how=-lF; fi
+find_lines() {
+  if [ -d "$1" ] && [ "$(basename -- "$1")" != .git ]; then
+    find "$1" -name .git -prune -o -type f -exec grep "$how" -e "$2" -- {} +
+  elif [ -d "$1" ]; then find "$1" -type f -exec grep "$how" -e "$2" -- {} +
+  else grep "$how" -e "$2" -- "$1"; fi 2>/dev/null
+}
+if [ "$how" != -lF ]; then find_lines "$@"; exit 0; fi
+find_lines "$@" | while IFS= read -r file; do
   printf '%s %s\n' "$3" "$file"
   grep -nF -e "$2" -- "$file" 2>/dev/null
 done
@@ -316,11 +322,12 @@ class AgentFiles:
     def _glob(self, pattern: str, path: str | None) -> GlobResult:
         root = self._search_root(path)
         shown = path or self._outside(root)
+        if ".." in pattern.replace("\\", "/").split("/"):
+            return GlobResult(matches=None, error=f"Path '{shown}': invalid_pattern")
         try:
             matches = compile_grep_include_glob(pattern)
-        except ValueError:
-            word = "invalid_pattern" if ".." in pattern.replace("\\", "/").split("/") else "pattern_too_broad"
-            return GlobResult(matches=None, error=f"Path '{shown}': {word}")
+        except Exception:  # Older versions of deepagents pass on what wcmatch raises.
+            return GlobResult(matches=None, error=f"Path '{shown}': pattern_too_broad")
         deadline = time.monotonic() + _GLOB_SECONDS
         found: list[str] = []
         right = self._right("l", root)
@@ -359,7 +366,7 @@ class AgentFiles:
         shown = path or self._outside(root)
         try:
             is_included = compile_grep_include_glob(glob) if glob else None
-        except ValueError as error:
+        except Exception as error:  # Older versions of deepagents pass on what wcmatch raises.
             return GrepResult(error=f"Path '{shown}': {error}")
         right = self._right("l", root)
         if right in ("missing", "denied"):
@@ -395,6 +402,8 @@ class _GrepLines:
         self._mark = mark.encode() + b" "
         self._root = root
         self._is_included = is_included
+        self._has_paths = False
+        self._raw_path = b""
         self._path: str | None = None
         self._rest = b""
         self.matches: list[GrepMatch] = []
@@ -406,17 +415,31 @@ class _GrepLines:
             self._line(line)
 
     def _line(self, line: bytes) -> None:
-        if line.startswith(self._mark):
-            path = line.removeprefix(self._mark).decode("utf-8", "replace")
-            relative = posixpath.relpath(path, self._root)
-            self._path = path if self._is_included is None or self._is_included(relative) else None
+        if line == self._mark.rstrip():
+            self._has_paths = True
             return
+        if line.startswith(self._mark):
+            self._enter(line.removeprefix(self._mark))
+            return
+        if self._has_paths:
+            path, nul, line = line.partition(b"\0")
+            if not nul:
+                return
+            self._enter(path)
         number, colon, text = line.partition(b":")
         # A file that is no text has other lines, or lines with a NUL.
         if self._path is None or not colon or not number.isdigit() or b"\0" in text:
             return
-        found = GrepMatch(path=self._path, line=int(number), text=text.decode("utf-8", "replace"))
-        self.matches.append(found)
+        self.matches.append(GrepMatch(path=self._path, line=int(number), text=text.decode("utf-8", "replace")))
+
+    def _enter(self, path: bytes) -> None:
+        """Takes the path of the lines that follow."""
+        if path == self._raw_path:
+            return
+        self._raw_path = path
+        shown = path.decode("utf-8", "replace")
+        relative = posixpath.relpath(shown, self._root)
+        self._path = shown if self._is_included is None or self._is_included(relative) else None
 
 
 def _relative(name: bytes) -> str:
