@@ -21,8 +21,8 @@ NEEDS_NO_SERVER = True
 class Server:
     """A server that can be killed and started again."""
 
-    def __init__(self, pal: str, data: Path) -> None:
-        self._command = [pal, "--data", str(data), "serve", "--json", "--listen"]
+    def __init__(self, pal: str, data: Path, *options: str) -> None:
+        self._command = [pal, "--data", str(data), "serve", "--json", *options, "--listen"]
         self._process: subprocess.Popen[str] | None = None
         self.address = "127.0.0.1:0"
         self.secret = ""
@@ -33,7 +33,8 @@ class Server:
         assert self._process.stdout is not None
         said = json.loads(self._process.stdout.readline())
         self._process.stdout.close()
-        self.address = said["url"].removeprefix("http://")
+        self.url = said["url"]
+        self.address = said["url"].partition("://")[2]
         self.secret = said.get("secret", self.secret)
 
     def kill(self) -> None:
@@ -115,3 +116,25 @@ def test_a_silent_server_is_given_up() -> None:
         client = Client(f"http://127.0.0.1:{listener.getsockname()[1]}", "key", timeout=0.5)
         with pytest.raises(ServerUnavailable, match="in time"):
             client.version()
+
+
+def test_an_encrypted_server_is_trusted_by_its_authority(
+    pal: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server(pal, tmp_path / "data", "--tls")
+    try:
+        assert server.url.startswith("https://")
+        with pytest.raises(ServerUnavailable, match="(?i)certificate"):
+            Client(server.url, server.secret).version()
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "data" / "tls-ca.pem"))
+        with Body(client=Client(server.url, server.secret)) as body:
+            assert body.run("echo encrypted").stdout == "encrypted\n"
+            with body.terminal(command="sh") as terminal:
+                terminal.write("exit 4\n")
+                for _ in terminal:
+                    pass
+                assert terminal.exit_code == 4
+            with body.http(8000) as http:
+                assert http.get("/").status_code >= 400
+    finally:
+        server.kill()

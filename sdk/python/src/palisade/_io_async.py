@@ -42,6 +42,9 @@ class Shared(Generic[T]):
     def get(self, make: Callable[[], T]) -> T:
         """The value of the running loop."""
         loop = asyncio.get_running_loop()
+        # The connections of a loop that has ended are of no use, and keep files open.
+        for ended in [known for known in self._values if known.is_closed()]:
+            del self._values[ended]
         value = self._values.get(loop)
         if value is None:
             value = self._values[loop] = make()

@@ -52,7 +52,7 @@ _EDIT_LEN_MAX = 64 << 20
 # Prints the regular files below `$1`, and the links to those, each followed by a NUL. Links out of the directory and
 # the kernel's file systems are left out.
 _FIND = r"""
-cd -- "$1" || exit 70
+[ -e "$1" ] || exit 66; [ -d "$1" ] || exit 67; [ -r "$1" ] && cd -- "$1" 2>/dev/null || exit 68
 root=$(pwd -P)
 if [ "$root" = / ]; then set -- -path ./proc -prune -o -path ./sys -prune -o -path ./dev -prune -o; root=
 else set --; fi
@@ -66,6 +66,7 @@ exec find . "$@" -type f -print0 -o -type l -exec sh -c '
 # Prints the lines of files below `$1` that contain the text `$2`. With GNU's grep a line is `$3`, and the others are a path,
 # a NUL, a number, a colon and the text; with another grep there is a line of `$3` and a path before the lines of each file.
 _GREP = r"""
+[ -e "$1" ] || exit 66; [ -r "$1" ] && { [ -x "$1" ] || [ -f "$1" ]; } || exit 68
 LC_ALL=C; export LC_ALL
 grep -FIZ -e x /dev/null 2>/dev/null
 if [ "$?" -le 1 ]; then printf '%s\n' "$3"; how=-HnFIZ; else how=-lF; fi
@@ -329,9 +330,6 @@ class AsyncAgentFiles:
             return GlobResult(matches=None, error=f"Path '{shown}': pattern_too_broad")
         deadline = time.monotonic() + _GLOB_SECONDS
         found: list[str] = []
-        right = await self._right("l", root)
-        if right != "ok":
-            return GlobResult(matches=None, error=f"Path '{shown}': {_LS_WORDS[right]}")
         rest, reason = b"", None
         async with await self.body.spawn(
             ["/bin/sh", "-c", _FIND, "sh", root], stdin=False, timeout=_GLOB_TIMEOUT
@@ -345,6 +343,9 @@ class AsyncAgentFiles:
                 if len(found) > _GLOB_MATCHES_MAX or time.monotonic() > deadline:
                     reason = reason or "budget"
                     break
+        ended = finding.result
+        if ended is not None and ended.exit_code in _ENDS:
+            return GlobResult(matches=None, error=f"Path '{shown}': {_ENDS[ended.exit_code]}")
         infos = [
             FileInfo(path=self._outside(posixpath.join(root, name)), is_dir=False)
             for name in sorted(found[:_GLOB_MATCHES_MAX])
@@ -367,11 +368,8 @@ class AsyncAgentFiles:
             is_included = compile_grep_include_glob(glob) if glob else None
         except Exception as error:  # Older versions of deepagents pass on what wcmatch raises.
             return GrepResult(error=f"Path '{shown}': {error}")
-        right = await self._right("l", root)
-        if right in ("missing", "denied"):
-            return GrepResult(error=f"Path '{shown}': {_LS_WORDS[right]}")
         mark = secrets.token_hex(8)
-        lines = _GrepLines(mark, root, is_included if right == "ok" else None)
+        lines = _GrepLines(mark, root, is_included)
         is_full = False
         script = ["/bin/sh", "-c", _GREP, "sh", root, pattern, mark]
         async with await self.body.spawn(script, stdin=False, timeout=ASYNC_GREP_TIMEOUT) as searching:
@@ -383,7 +381,10 @@ class AsyncAgentFiles:
                     break
         if not is_full:
             lines.feed(b"\n")
-            if searching.result is not None and searching.result.timed_out:
+            assert searching.result is not None
+            if searching.result.exit_code in _ENDS:
+                return GrepResult(error=f"Path '{shown}': {_ENDS[searching.result.exit_code]}")
+            if searching.result.timed_out:
                 advice = "Try a more specific pattern or a narrower path."
                 return GrepResult(error=f"Error: grep timed out after {ASYNC_GREP_TIMEOUT}s. {advice}")
         matches = [
@@ -437,8 +438,9 @@ class _GrepLines:
             return
         self._raw_path = path
         shown = path.decode("utf-8", "replace")
-        relative = posixpath.relpath(shown, self._root)
-        self._path = shown if self._is_included is None or self._is_included(relative) else None
+        # A pattern chooses among the files of a directory; a search of one file needs none.
+        is_included = shown == self._root or self._is_included is None
+        self._path = shown if is_included or self._is_included(posixpath.relpath(shown, self._root)) else None
 
 
 def _relative(name: bytes) -> str:
@@ -462,6 +464,7 @@ def _find_occurrences(text: str, old: str, new: str) -> tuple[str, str, int]:
     return old, new, 0
 
 
+_ENDS = {66: "path_not_found", 67: "not_a_directory", 68: "permission_denied"}
 _LS_WORDS = {"missing": "path_not_found", "file": "not_a_directory", "denied": "permission_denied"}
 _READ_WORDS = {
     "missing": "file_not_found",

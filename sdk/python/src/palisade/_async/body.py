@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, List, Union, cast
 from urllib.parse import quote, urlsplit
 
 from .. import models
-from .._io_async import HttpClient
+from .._io_async import HttpClient, HttpTransport
 from ..errors import PalisadeError, StreamInterrupted, from_refusal
 from ..results import Port, Result, ServerEvent
 from .client import AsyncClient, default_client
@@ -88,8 +88,8 @@ class AsyncBody(AsyncWork):
     async def __aenter__(self) -> AsyncBody:
         if self._info is None:
             await self._create()
-            if self.client.embedded is not None:
-                self.client.embedded.note_created(self.id)
+        if self.client.embedded is not None:
+            self.client.embedded.note_created(self.id)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -258,7 +258,8 @@ class AsyncBody(AsyncWork):
     async def http(self, port: int) -> HttpClient:
         """An HTTP client of `httpx` for a port inside. The caller closes it."""
         address = await self.client.address()
-        return HttpClient(base_url=address.url, headers=dict((await self.port(port)).headers), trust_env=False)
+        headers = dict((await self.port(port)).headers)
+        return HttpClient(base_url=address.url, headers=headers, transport=HttpTransport(), trust_env=False)
 
     async def share_ports(self, access: models.Ports) -> None:
         """Lets every caller that reaches the server use the ports (`public`), or only those with the token (`private`)."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, List, Union, cast
 from urllib.parse import quote, urlsplit
 
 from .. import models
-from .._io_sync import HttpClient
+from .._io_sync import HttpClient, HttpTransport
 from ..errors import PalisadeError, StreamInterrupted, from_refusal
 from ..results import Port, Result, ServerEvent
 from .client import Client, default_client
@@ -89,8 +89,8 @@ class Body(Work):
     def __enter__(self) -> Body:
         if self._info is None:
             self._create()
-            if self.client.embedded is not None:
-                self.client.embedded.note_created(self.id)
+        if self.client.embedded is not None:
+            self.client.embedded.note_created(self.id)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -259,7 +259,8 @@ class Body(Work):
     def http(self, port: int) -> HttpClient:
         """An HTTP client of `httpx` for a port inside. The caller closes it."""
         address = self.client.address()
-        return HttpClient(base_url=address.url, headers=dict((self.port(port)).headers), trust_env=False)
+        headers = dict((self.port(port)).headers)
+        return HttpClient(base_url=address.url, headers=headers, transport=HttpTransport(), trust_env=False)
 
     def share_ports(self, access: models.Ports) -> None:
         """Lets every caller that reaches the server use the ports (`public`), or only those with the token (`private`)."""
