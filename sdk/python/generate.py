@@ -149,7 +149,9 @@ class Models:
             return f"List[{self.type_of(schema.get('items'), quoted=quoted)}]"
         if kind == "object":
             return f"Dict[str, {self.type_of(schema.get('additionalProperties'), quoted=quoted)}]"
-        return {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "null": "None"}.get(kind, "Any")
+        return {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "null": "None"}.get(
+            kind, "Any"
+        )
 
     @staticmethod
     def union(parts: list[str]) -> str:

@@ -257,7 +257,9 @@ def test_forks_and_snapshots_begin_with_the_files() -> None:
 
 
 def test_bodies_have_names_options_and_are_found_again() -> None:
-    made = Body.create(name="named", env={"A": "b"}, metadata={"team": "web"}, idempotency_key="sdk-1", timeout_ms=600_000)
+    made = Body.create(
+        name="named", env={"A": "b"}, metadata={"team": "web"}, idempotency_key="sdk-1", timeout_ms=600_000
+    )
     try:
         assert Body.attach("named").id == made.id
         again = Body.create(

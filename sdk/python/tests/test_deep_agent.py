@@ -49,14 +49,27 @@ class Scripted(BaseChatModel):
 
 ROOT = "/home/user/app"
 TURNS: list[Any] = [
-    [("write_file", {"file_path": f"{ROOT}/main.py", "content": "print('one')\n"}), ("write_file", {"file_path": f"{ROOT}/b.txt", "content": "needle\n"})],
+    [
+        ("write_file", {"file_path": f"{ROOT}/main.py", "content": "print('one')\n"}),
+        ("write_file", {"file_path": f"{ROOT}/b.txt", "content": "needle\n"}),
+    ],
     [("ls", {"path": ROOT}), ("read_file", {"file_path": f"{ROOT}/main.py"})],
     [("edit_file", {"file_path": f"{ROOT}/main.py", "old_string": "one", "new_string": "two"})],
-    [("glob", {"pattern": "*.py", "path": ROOT}), ("grep", {"pattern": "needle", "path": ROOT, "output_mode": "content"})],
+    [
+        ("glob", {"pattern": "*.py", "path": ROOT}),
+        ("grep", {"pattern": "needle", "path": ROOT, "output_mode": "content"}),
+    ],
     [("execute", {"command": f"sh -c 'cat {ROOT}/main.py; exit 3'"})],
     [("execute", {"command": "i=0; while [ $i -lt 30000 ]; do echo line $i; i=$((i+1)); done"})],
-    [("write_file", {"file_path": "/memories/kept.md", "content": "remembered\n"}), ("delete", {"file_path": f"{ROOT}/b.txt"})],
-    [("read_file", {"file_path": "/memories/kept.md"}), ("read_file", {"file_path": f"{ROOT}/b.txt"}), ("execute", {"command": "ls /memories"})],
+    [
+        ("write_file", {"file_path": "/memories/kept.md", "content": "remembered\n"}),
+        ("delete", {"file_path": f"{ROOT}/b.txt"}),
+    ],
+    [
+        ("read_file", {"file_path": "/memories/kept.md"}),
+        ("read_file", {"file_path": f"{ROOT}/b.txt"}),
+        ("execute", {"command": "ls /memories"}),
+    ],
     [("task", {"description": "write the report", "subagent_type": "writer"})],
     "all done",
 ]

@@ -98,7 +98,9 @@ def found(result: Any) -> list[tuple[str, int, str]]:
     return sorted((match["path"], match["line"], match["text"]) for match in result.matches or [])
 
 
-@pytest.mark.parametrize("path", ["", "/", "/void", "/src", "/a dir", "/nothing", "/plain.txt", "/locked", "/locked/x", "/plain.txt/x"])
+@pytest.mark.parametrize(
+    "path", ["", "/", "/void", "/src", "/a dir", "/nothing", "/plain.txt", "/locked", "/locked/x", "/plain.txt/x"]
+)
 def test_ls_is_that_of_the_reference(sandbox: PalisadeSandbox, path: str) -> None:
     own, expected = both(sandbox, "ls", ROOT + path)
     assert own.error == expected.error
@@ -115,7 +117,17 @@ def test_pages_are_those_of_the_reference(sandbox: PalisadeSandbox, offset: int,
 @pytest.mark.parametrize(
     "name",
     ["plain.txt", "crlf.txt", "mac.txt", "noend.txt", "empty.txt", "latin1.txt", "bytes.bin", "oneline.txt", "wide.txt"]
-    + ["link.py", "broken.txt", "nothing", "void", "locked", "locked/f", "unreadable.txt", "plain.txt/x", "a dir/b c.py"],
+    + [
+        "link.py",
+        "broken.txt",
+        "nothing",
+        "void",
+        "locked",
+        "locked/f",
+        "unreadable.txt",
+        "plain.txt/x",
+        "a dir/b c.py",
+    ],
 )
 def test_files_read_as_with_the_reference(sandbox: PalisadeSandbox, name: str) -> None:
     own, expected = both(sandbox, "read", f"{ROOT}/{name}")
@@ -156,13 +168,18 @@ def test_edits_are_those_of_the_reference(
     assert own.occurrences == expected.occurrences
     if sandbox.body.run(["test", "-f", twin]).ok:
         assert sandbox.body.run(["cmp", path, twin], user="root").ok
-        assert sandbox.body.run(["stat", "-c", "%a", path]).stdout == sandbox.body.run(["stat", "-c", "%a", twin]).stdout
+        assert (
+            sandbox.body.run(["stat", "-c", "%a", path]).stdout == sandbox.body.run(["stat", "-c", "%a", twin]).stdout
+        )
     sandbox.body.run(["rm", "-rf", twin], user="root")
 
 
 @pytest.mark.parametrize("path", ["gone", "nothing", "broken-link", "full", "locked-in/f"])
 def test_deletes_are_those_of_the_reference(sandbox: PalisadeSandbox, path: str) -> None:
-    prepare = "cd /tmp && rm -rf del && mkdir -p del/full/deep del/locked-in && touch del/gone del/full/deep/f del/locked-in/f && ln -s x del/broken-link && chmod 500 del/locked-in"
+    prepare = (
+        "cd /tmp && rm -rf del && mkdir -p del/full/deep del/locked-in && ln -s x del/broken-link "
+        "&& touch del/gone del/full/deep/f del/locked-in/f && chmod 500 del/locked-in"
+    )
     results = []
     for remove in (sandbox.delete, Reference(sandbox).delete):
         sandbox.body.run("chmod -R u+w /tmp/del 2>/dev/null; " + prepare, check=True)
@@ -315,7 +332,9 @@ def test_memories_are_shared_and_outlive_the_sandbox(server: tuple[str, str, Pat
     with PalisadeSandbox.create(client=client) as second:
         backend = make_backend(second, memories="memories-of-a-test")
         assert (backend.read("/memories/notes/a.md").file_data or {"content": ""})["content"] == "remember needle"
-        assert [match["path"] for match in backend.grep("needle", "/memories/").matches or []] == ["/memories/notes/a.md"]
+        assert [match["path"] for match in backend.grep("needle", "/memories/").matches or []] == [
+            "/memories/notes/a.md"
+        ]
         assert backend.read("/tmp/own.md").error
         assert backend.read("/memories/none.md").error == "File '/none.md': file_not_found"
         assert second.execute("ls /memories").exit_code != 0, "commands do not see them"

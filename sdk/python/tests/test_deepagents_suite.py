@@ -1,7 +1,7 @@
 """The sandbox suite of LangChain, as its partners run it.
 
 Seven of its tests assert the contract of deepagents 0.6: writing creates only, and glob gives relative paths and
-directories. deepagents 0.7.7 and later contradict them; `test_deepagents.py` has tests of today's contract in their place.
+directories. deepagents 0.7.7 and later contradict them; `test_deepagents.py` has today's contract in their place.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ class TestSuite(SandboxIntegrationTests):
         super().test_glob_with_directories(sandbox_backend, sandbox_test_root)
 
     @pytest.mark.xfail(reason=STALE_GLOB, strict=True)
-    def test_glob_hidden_files_explicitly(self, sandbox_backend: SandboxBackendProtocol, sandbox_test_root: str) -> None:
+    def test_glob_hidden_files_explicitly(
+        self, sandbox_backend: SandboxBackendProtocol, sandbox_test_root: str
+    ) -> None:
         super().test_glob_hidden_files_explicitly(sandbox_backend, sandbox_test_root)
 
     @pytest.mark.xfail(reason=STALE_GLOB, strict=True)

@@ -27,7 +27,7 @@ NEEDS_NO_SERVER = True
 
 
 def test_events_survive_every_cut() -> None:
-    sent = "id: 7\r\nevent: stdout\ndata: {\"a\"\ndata: :1}\n\n: sign of life\n\ndata: ä\n\n".encode()
+    sent = 'id: 7\r\nevent: stdout\ndata: {"a"\ndata: :1}\n\n: sign of life\n\ndata: ä\n\n'.encode()
     for size in range(1, len(sent)):
         reader = EventReader()
         pieces = [sent[start : start + size] for start in range(0, len(sent), size)]
@@ -67,7 +67,9 @@ def test_frames_of_every_length_are_masked_and_read_again(length: int) -> None:
     head = bytes([sent[0], sent[1] & 0x7F]) + sent[2:size]
     codec = WebSocketCodec()
     middle = len(head + plain) // 2
-    assert list(codec.feed((head + plain)[:middle])) + list(codec.feed((head + plain)[middle:])) == [Frame("binary", data)]
+    assert list(codec.feed((head + plain)[:middle])) + list(codec.feed((head + plain)[middle:])) == [
+        Frame("binary", data)
+    ]
 
 
 def test_a_message_in_pieces_with_a_ping_between_is_one() -> None:
@@ -91,7 +93,9 @@ def test_an_accept_that_answers_another_request_is_refused() -> None:
         ({"kind": "unheard_of", "message": "m", "hints": ["h"]}, 418, PalisadeError),
     ],
 )
-def test_refusals_keep_message_hint_and_kind(refusal: dict[str, Any], status: int, expected: type[PalisadeError]) -> None:
+def test_refusals_keep_message_hint_and_kind(
+    refusal: dict[str, Any], status: int, expected: type[PalisadeError]
+) -> None:
     error = from_refusal(refusal, status)
     assert type(error) is expected
     assert str(error) == "m\n  hint: h"

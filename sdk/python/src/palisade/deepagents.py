@@ -308,9 +308,7 @@ def _response(result: Result, limit: int, asked: int | None) -> ExecuteResponse:
         missing = len(data) - _OUTPUT_LEN_MAX
         head, tail = data[: _OUTPUT_LEN_MAX - _OUTPUT_TAIL], data[-_OUTPUT_TAIL:]
         data = head + f"\n[{missing} bytes of the output are left out here]\n".encode() + tail
-    return ExecuteResponse(
-        output=data.decode("utf-8", "replace"), exit_code=result.exit_code, truncated=is_truncated
-    )
+    return ExecuteResponse(output=data.decode("utf-8", "replace"), exit_code=result.exit_code, truncated=is_truncated)
 
 
 def _uncaptured(response: ExecuteResponse) -> ExecuteOffloadResult:

@@ -100,7 +100,14 @@ _KINDS: Mapping[str, type[PalisadeError]] = {
     "timeout": TimedOut,
     "restore_incomplete": RestoreIncomplete,
 }
-_STATUSES: Mapping[int, str] = {400: "usage", 403: "denied", 404: "not_found", 409: "conflict", 429: "limit", 503: "host"}
+_STATUSES: Mapping[int, str] = {
+    400: "usage",
+    403: "denied",
+    404: "not_found",
+    409: "conflict",
+    429: "limit",
+    503: "host",
+}
 # The words of the Connect protocol, in which the guest of a Body refuses.
 _CODES: Mapping[str, str] = {
     "invalid_argument": "usage",

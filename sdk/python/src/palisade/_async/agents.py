@@ -139,7 +139,9 @@ class AsyncAgent:
         """Answers a call that waits in the place of its tool."""
         return await self._decide("answer", call, message=message)
 
-    async def _decide(self, decision: Literal["approve", "edit", "reject", "answer"], call: str | None, **more: Any) -> models.Agent:
+    async def _decide(
+        self, decision: Literal["approve", "edit", "reject", "answer"], call: str | None, **more: Any
+    ) -> models.Agent:
         return await self._call("POST", "/approvals", {"decision": decision, "call": call, **more})
 
     async def answer(self, text: str, *, call: str | None = None) -> models.Agent:

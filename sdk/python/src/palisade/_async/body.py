@@ -59,7 +59,9 @@ class AsyncBody(AsyncWork):
         return cls._known(client, await client.call("GET", f"/v1/bodies/{quote(name, safe='')}"))
 
     @classmethod
-    async def list(cls, *, client: AsyncClient | None = None, status: models.BodyStatus | None = None) -> List[AsyncBody]:
+    async def list(
+        cls, *, client: AsyncClient | None = None, status: models.BodyStatus | None = None
+    ) -> List[AsyncBody]:
         """The Bodies that the key reaches, oldest first."""
         client = client or default_client()
         return [cls._known(client, info) async for info in client.items("/v1/bodies", params={"status": status})]
@@ -262,7 +264,7 @@ class AsyncBody(AsyncWork):
         return HttpClient(base_url=address.url, headers=headers, transport=HttpTransport(), trust_env=False)
 
     async def share_ports(self, access: models.Ports) -> None:
-        """Lets every caller that reaches the server use the ports (`public`), or only those with the token (`private`)."""
+        """Opens the ports to every caller that reaches the server (`public`), or to those with the token."""
         self._info = await self.call("PUT", "/access", {"ports": access})
 
     # Life.

@@ -156,7 +156,13 @@ class AsyncClient:
         return answer
 
     async def call(
-        self, method: str, path: str, body: Any = None, *, params: Params | None = None, idempotency_key: str | None = None
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        params: Params | None = None,
+        idempotency_key: str | None = None,
     ) -> Any:
         """Calls the native API, and returns its answer from JSON; `None` for an empty one."""
         headers = {"Idempotency-Key": idempotency_key} if idempotency_key is not None else None
@@ -210,7 +216,9 @@ class AsyncClient:
                 for event in reader.feed(piece):
                     yield event
 
-    async def follow(self, path: str, *, after: int | None = None, params: Params | None = None) -> AsyncIterator[ServerEvent]:
+    async def follow(
+        self, path: str, *, after: int | None = None, params: Params | None = None
+    ) -> AsyncIterator[ServerEvent]:
         """The server-sent events of a log, without a gap: a broken stream goes on after its last event."""
         place = str(after) if after is not None else None
         failures = 0

@@ -108,7 +108,9 @@ class AsyncFiles:
         """Removes a file, or a directory with its contents; nothing happens if there is none."""
         await self._guest.call(f"{_SERVICE}/Remove", {"path": path}, user)
 
-    async def watch(self, path: str, *, recursive: bool = False, user: str | None = None) -> AsyncIterator[FileEvent | None]:
+    async def watch(
+        self, path: str, *, recursive: bool = False, user: str | None = None
+    ) -> AsyncIterator[FileEvent | None]:
         """The changes below a directory. The first value is `None`: from then on no change is missed."""
         message = {"path": path, "recursive": recursive}
         async for answer in self._guest.stream(f"{_SERVICE}/WatchDir", message, user=user):

@@ -114,5 +114,3 @@ class AsyncTerminal:
             await self._stream.write(data, timeout=_SILENCE_MAX)
         except Exception as error:
             raise StreamInterrupted(f"the connection to the terminal broke: {error}") from error
-
-

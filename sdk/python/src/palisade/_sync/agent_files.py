@@ -64,8 +64,9 @@ exec find . "$@" -type f -print0 -o -type l -exec sh -c '
     case $target in "$root"/*) printf "%s\0" "$link" ;; esac
   done' sh {} +
 """
-# Prints the lines of files below `$1` that contain the text `$2`. With GNU's grep a line is `$3`, and the others are a path,
-# a NUL, a number, a colon and the text; with another grep there is a line of `$3` and a path before the lines of each file.
+# Prints the lines of files below `$1` that contain the text `$2`. With GNU's grep a line is `$3`, and the others are a
+# path, a NUL, a number, a colon and the text; with another grep, before the lines of each file (a number, a colon, the
+# text) there is a line of `$3` and its path.
 _GREP = r"""
 [ -e "$1" ] || exit 66; [ -r "$1" ] && { [ -x "$1" ] || [ -f "$1" ]; } || exit 68
 LC_ALL=C; export LC_ALL
@@ -131,7 +132,10 @@ class AgentFiles:
         return (self._rights([(letter, path)]))[0]
 
     def _rights(self, wants: list[tuple[str, str]]) -> list[str]:
-        """The rights of the Body's user at each path. The server's interface for files itself acts as root in the Body."""
+        """The rights of the Body's user at each path.
+
+        The server's interface for files itself acts as root in the Body.
+        """
         words: list[str] = []
         for start in range(0, len(wants), _PAIRS_MAX):
             pairs = [word for want in wants[start : start + _PAIRS_MAX] for word in want]

@@ -140,7 +140,9 @@ class Agent:
         """Answers a call that waits in the place of its tool."""
         return self._decide("answer", call, message=message)
 
-    def _decide(self, decision: Literal["approve", "edit", "reject", "answer"], call: str | None, **more: Any) -> models.Agent:
+    def _decide(
+        self, decision: Literal["approve", "edit", "reject", "answer"], call: str | None, **more: Any
+    ) -> models.Agent:
         return self._call("POST", "/approvals", {"decision": decision, "call": call, **more})
 
     def answer(self, text: str, *, call: str | None = None) -> models.Agent:

@@ -60,7 +60,9 @@ class Body(Work):
         return cls._known(client, client.call("GET", f"/v1/bodies/{quote(name, safe='')}"))
 
     @classmethod
-    def list(cls, *, client: Client | None = None, status: models.BodyStatus | None = None) -> List[Body]:
+    def list(
+        cls, *, client: Client | None = None, status: models.BodyStatus | None = None
+    ) -> List[Body]:
         """The Bodies that the key reaches, oldest first."""
         client = client or default_client()
         return [cls._known(client, info) for info in client.items("/v1/bodies", params={"status": status})]
@@ -263,7 +265,7 @@ class Body(Work):
         return HttpClient(base_url=address.url, headers=headers, transport=HttpTransport(), trust_env=False)
 
     def share_ports(self, access: models.Ports) -> None:
-        """Lets every caller that reaches the server use the ports (`public`), or only those with the token (`private`)."""
+        """Opens the ports to every caller that reaches the server (`public`), or to those with the token."""
         self._info = self.call("PUT", "/access", {"ports": access})
 
     # Life.

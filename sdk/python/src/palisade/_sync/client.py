@@ -157,7 +157,13 @@ class Client:
         return answer
 
     def call(
-        self, method: str, path: str, body: Any = None, *, params: Params | None = None, idempotency_key: str | None = None
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        params: Params | None = None,
+        idempotency_key: str | None = None,
     ) -> Any:
         """Calls the native API, and returns its answer from JSON; `None` for an empty one."""
         headers = {"Idempotency-Key": idempotency_key} if idempotency_key is not None else None
@@ -211,7 +217,9 @@ class Client:
                 for event in reader.feed(piece):
                     yield event
 
-    def follow(self, path: str, *, after: int | None = None, params: Params | None = None) -> Iterator[ServerEvent]:
+    def follow(
+        self, path: str, *, after: int | None = None, params: Params | None = None
+    ) -> Iterator[ServerEvent]:
         """The server-sent events of a log, without a gap: a broken stream goes on after its last event."""
         place = str(after) if after is not None else None
         failures = 0

@@ -109,7 +109,9 @@ class Files:
         """Removes a file, or a directory with its contents; nothing happens if there is none."""
         self._guest.call(f"{_SERVICE}/Remove", {"path": path}, user)
 
-    def watch(self, path: str, *, recursive: bool = False, user: str | None = None) -> Iterator[FileEvent | None]:
+    def watch(
+        self, path: str, *, recursive: bool = False, user: str | None = None
+    ) -> Iterator[FileEvent | None]:
         """The changes below a directory. The first value is `None`: from then on no change is missed."""
         message = {"path": path, "recursive": recursive}
         for answer in self._guest.stream(f"{_SERVICE}/WatchDir", message, user=user):

@@ -105,9 +105,7 @@ class Process:
             (stdout if piece.stream == "stdout" else stderr).extend(piece.data)
         assert self.result is not None
         ended = self.result
-        return Result(
-            ended.exit_code, bytes(stdout), bytes(stderr), signal=ended.signal, timed_out=ended.timed_out
-        )
+        return Result(ended.exit_code, bytes(stdout), bytes(stderr), signal=ended.signal, timed_out=ended.timed_out)
 
     def write(self, data: str | bytes) -> None:
         """Writes to the standard input of the command."""
