@@ -72,7 +72,9 @@ def test_streams_go_on_where_they_can_and_say_so_where_not(server_of_its_own: Se
         threads = [threading.Thread(target=follow, daemon=True), threading.Thread(target=run, daemon=True)]
         for thread in threads:
             thread.start()
+        deadline = time.monotonic() + 20
         while not any(event["type"] == "exec.started" for event in seen):
+            assert time.monotonic() < deadline and threads[0].is_alive()
             time.sleep(0.05)
         server.kill()
         with pytest.raises(ServerUnavailable):
