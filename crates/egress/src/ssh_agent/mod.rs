@@ -59,7 +59,7 @@ const SESSION_BIND: &[u8] = b"session-bind@openssh.com";
 #[derive(Default)]
 pub struct SshAgent {
     keys: RefCell<Vec<Rc<SshKey>>>,
-    /// What the hosts of open connections said first.
+    /// The first bytes of the hosts of open connections.
     openings: RefCell<Vec<Weak<HostOpening>>>,
 }
 
@@ -73,7 +73,7 @@ pub struct SshKey {
 
 /// A signature that may go out.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Signed {
+pub struct LoginSignature {
     /// The host at which it logs in, and the reason for the record.
     pub to: String,
     pub why: String,
@@ -82,7 +82,7 @@ pub struct Signed {
 
 /// A refused signature.
 #[derive(Debug, PartialEq, Eq)]
-pub struct NotSigned {
+pub struct SignatureRefusal {
     pub to: String,
     pub why: String,
 }
@@ -130,7 +130,7 @@ impl SshAgent {
     }
 
     /// The answer to a message. The signature is not recorded yet.
-    fn answer(&self, message: &[u8], session: &mut BoundSession) -> Result<AgentReply, NotSigned> {
+    fn answer(&self, message: &[u8], session: &mut BoundSession) -> Result<AgentReply, SignatureRefusal> {
         let mut reader = SshReader::new(message);
         let reply = match reader.byte() {
             Some(REQUEST_IDENTITIES) => reader.finish(AgentReply::Message(self.identities())),
@@ -158,18 +158,24 @@ impl SshAgent {
     }
 
     /// Signs a request to log in, or says why not.
-    fn sign(&self, key: &[u8], data: &[u8], flags: u32, session: &BoundSession) -> Result<Signed, NotSigned> {
+    fn sign(
+        &self,
+        key: &[u8],
+        data: &[u8],
+        flags: u32,
+        session: &BoundSession,
+    ) -> Result<LoginSignature, SignatureRefusal> {
         let keys: Vec<Rc<SshKey>> =
             self.keys.borrow().iter().filter(|one| one.key.public() == key).cloned().collect();
         let mut refusal =
-            NotSigned { to: "?".into(), why: "it is the key of no ssh secret of the Body".into() };
+            SignatureRefusal { to: "?".into(), why: "it is the key of no ssh secret of the Body".into() };
         // Several secrets may have one key, for several hosts.
         for key in keys {
             match self.sign_with(&key, data, flags, session) {
                 Ok(signed) => return Ok(signed),
                 Err(why) => {
                     let why = format!("the secret {} does not sign: {why}", key.name);
-                    refusal = NotSigned { to: key.hosts.first().cloned().unwrap_or_default(), why };
+                    refusal = SignatureRefusal { to: key.hosts.first().cloned().unwrap_or_default(), why };
                 }
             }
         }
@@ -182,7 +188,7 @@ impl SshAgent {
         data: &[u8],
         flags: u32,
         session: &BoundSession,
-    ) -> Result<Signed, String> {
+    ) -> Result<LoginSignature, String> {
         let algorithm = key.key.algorithm(flags).ok_or("the client asks for a signature with SHA-1")?;
         let login = login::Login::parse(data).ok_or("it is no request to log in by a key")?;
         if login.key != key.key.public() || login.algorithm != algorithm.as_bytes() {
@@ -208,13 +214,13 @@ impl SshAgent {
         }
         let signature = key.key.sign(data, flags).ok_or("the key cannot sign")?;
         let why = format!("the secret {} logs in as {user}", key.name);
-        Ok(Signed { to: opening.target.to_string(), why, signature })
+        Ok(LoginSignature { to: opening.target.to_string(), why, signature })
     }
 }
 
 enum AgentReply {
     Message(Vec<u8>),
-    Signed(Signed),
+    Signed(LoginSignature),
 }
 
 impl AgentReply {
@@ -263,7 +269,7 @@ impl Proxy {
     fn reply_to_agent(&self, message: &[u8], session: &mut BoundSession) -> Vec<u8> {
         match self.ssh.answer(message, session) {
             Ok(AgentReply::Message(reply)) => reply,
-            Ok(AgentReply::Signed(Signed { to, why, signature })) => {
+            Ok(AgentReply::Signed(LoginSignature { to, why, signature })) => {
                 if self.journal.borrow_mut().record_each(&Decision::allowed(&to, &why)).is_err() {
                     return vec![FAILURE];
                 }
@@ -271,7 +277,7 @@ impl Proxy {
                 put_string(&mut reply, &signature);
                 reply
             }
-            Err(NotSigned { to, why }) => {
+            Err(SignatureRefusal { to, why }) => {
                 // It is refused, whether that can be recorded or not.
                 let _ = self.record(Decision::denied(&to, &why));
                 vec![FAILURE]

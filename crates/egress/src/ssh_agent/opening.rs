@@ -1,4 +1,4 @@
-//! What a host of ssh says first, before the connection is encrypted: its signature of the session is among it.
+//! The first bytes of a host of ssh, before the connection is encrypted: its signature of the session is among it.
 
 use std::{
     cell::RefCell,

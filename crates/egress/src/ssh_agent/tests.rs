@@ -27,7 +27,7 @@ fn make_key(name: &str) -> String {
 }
 
 /// An agent with one key for git.test, that host's key, and a connection to it that carries [`SESSION`].
-struct Setting {
+struct AgentSetting {
     agent: SshAgent,
     host: SshPrivateKey,
     user_key: Vec<u8>,
@@ -48,7 +48,7 @@ fn order(key: &str, host_key: &[u8], seal: &SealKey) -> SshKeyOrder {
     }
 }
 
-impl Setting {
+impl AgentSetting {
     fn new(name: &str) -> Self {
         let (key, seal) = (make_key(name), SealKey::generate().unwrap());
         let host = SshPrivateKey::parse(&make_key(&format!("{name}-host"))).unwrap();
@@ -65,7 +65,7 @@ impl Setting {
     }
 
     /// Binds a client to a session, and asks for a signature.
-    fn ask(&self, binding: &[u8], data: &[u8]) -> Result<Signed, String> {
+    fn ask(&self, binding: &[u8], data: &[u8]) -> Result<LoginSignature, String> {
         let mut session = BoundSession::default();
         self.agent.answer(binding, &mut session).map_err(|refused| refused.why)?;
         match self.agent.answer(&sign_request(&self.user_key, data), &mut session) {
@@ -133,7 +133,7 @@ fn sign_request(key: &[u8], data: &[u8]) -> Vec<u8> {
 
 #[test]
 fn a_login_in_a_session_of_an_open_connection_is_signed() {
-    let setting = Setting::new("signed");
+    let setting = AgentSetting::new("signed");
     let bound = LoginRequest {
         method: "publickey-hostbound-v00@openssh.com",
         host_key: Some(setting.host.public()),
@@ -151,7 +151,7 @@ fn a_login_in_a_session_of_an_open_connection_is_signed() {
 
 #[test]
 fn nothing_but_such_a_login_is_signed() {
-    let setting = Setting::new("refused");
+    let setting = AgentSetting::new("refused");
     let other = SshPrivateKey::parse(&make_key("refused-other")).unwrap();
     let (plain, whole) = (setting.login(), setting.login().data());
     let mut unsigned = whole.clone();
@@ -196,7 +196,7 @@ fn nothing_but_such_a_login_is_signed() {
 
 #[test]
 fn a_session_counts_only_with_its_host_and_an_own_connection() {
-    let mut setting = Setting::new("session");
+    let mut setting = AgentSetting::new("session");
     let data = setting.login().data();
     let (host, signature) = (setting.host.public().to_vec(), setting.host.sign(SESSION, 0).unwrap());
     let stranger = SshPrivateKey::parse(&make_key("session-stranger")).unwrap();
@@ -243,7 +243,7 @@ fn a_session_counts_only_with_its_host_and_an_own_connection() {
 
 #[test]
 fn only_hosts_of_keys_are_watched_and_a_key_that_is_taken_signs_no_more() {
-    let setting = Setting::new("taken");
+    let setting = AgentSetting::new("taken");
     let data = setting.login().data();
     for other in [target("web.test"), Target { port: 2222, ..target("git.test") }] {
         assert!(setting.agent.watch(&other).is_none(), "{other}");
@@ -256,7 +256,7 @@ fn only_hosts_of_keys_are_watched_and_a_key_that_is_taken_signs_no_more() {
 }
 
 /// Sends messages to a proxy with a setting's agent and this spool, and returns the replies.
-async fn talk(setting: Setting, file: File, messages: &[Vec<u8>]) -> Vec<Vec<u8>> {
+async fn talk(setting: AgentSetting, file: File, messages: &[Vec<u8>]) -> Vec<Vec<u8>> {
     let proxy = Rc::new(Proxy { ssh: setting.agent, ..proxy(file, &[]) });
     let (mut client, inside) = UnixStream::pair().unwrap();
     let asking = async {
@@ -283,7 +283,7 @@ async fn talk(setting: Setting, file: File, messages: &[Vec<u8>]) -> Vec<Vec<u8>
 
 #[tokio::test]
 async fn keys_are_listed_and_each_signature_is_recorded_before_it_goes_out() {
-    let setting = Setting::new("recorded");
+    let setting = AgentSetting::new("recorded");
     let sign = sign_request(&setting.user_key, &setting.login().data());
     let root = sign_request(&setting.user_key, &LoginRequest { user: "root", ..setting.login() }.data());
     let key = setting.user_key.clone();
@@ -319,7 +319,7 @@ async fn keys_are_listed_and_each_signature_is_recorded_before_it_goes_out() {
 
 #[tokio::test]
 async fn a_signature_that_cannot_be_recorded_does_not_go_out() {
-    let setting = Setting::new("full");
+    let setting = AgentSetting::new("full");
     let messages = [setting.binding(), sign_request(&setting.user_key, &setting.login().data())];
     let full = File::options().append(true).open("/dev/full").unwrap();
     assert_eq!(talk(setting, full, &messages).await, [vec![SUCCESS], vec![FAILURE]]);
@@ -327,10 +327,10 @@ async fn a_signature_that_cannot_be_recorded_does_not_go_out() {
 
 #[tokio::test]
 async fn a_long_message_ends_the_connection() {
-    let setting = Setting::new("long");
+    let setting = AgentSetting::new("long");
     let replies = talk(setting, spool(), &[vec![REQUEST_IDENTITIES], vec![0; MESSAGE_LEN_MAX]]).await;
     assert_eq!(replies.len(), 2);
-    let setting = Setting::new("longer");
+    let setting = AgentSetting::new("longer");
     let proxy = Proxy { ssh: setting.agent, ..proxy(spool(), &[]) };
     let (mut client, inside) = UnixStream::pair().unwrap();
     client.write_all(&u32::try_from(MESSAGE_LEN_MAX + 1).unwrap().to_be_bytes()).await.unwrap();

@@ -1,3 +1,5 @@
+//! Tests of keys of ssh: their records, their hosts and their variables.
+
 use std::process::Command;
 
 use super::{super::SecretOrigin, *};
@@ -75,7 +77,7 @@ fn variables_lead_ssh_to_the_agent_and_to_the_keys_of_hosts() {
     add_variables(&mut env, &first);
     add_variables(&mut env, &second);
     assert_eq!(env["SSH_AUTH_SOCK"], "/run/palisade/egress.sock");
-    // What the shell and then ssh make of the command.
+    // The shell and then ssh take the command apart.
     let script = format!("ssh() {{ shift; echo \"$1\"; }}; {}", env["GIT_SSH_COMMAND"]);
     let option = Command::new("sh").args(["-c", &script]).output().unwrap().stdout;
     let option = String::from_utf8(option).unwrap();

@@ -1,3 +1,5 @@
+//! Tests with keys that ssh-keygen makes, and whose signatures it checks.
+
 use std::{path::PathBuf, process::Command};
 
 use ring::digest;

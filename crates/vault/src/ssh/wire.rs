@@ -44,7 +44,7 @@ impl<'a> SshReader<'a> {
         Some(without_zeros(bytes))
     }
 
-    /// What was not read yet.
+    /// The bytes that were not read yet.
     pub fn rest(&self) -> &'a [u8] {
         self.rest
     }
