@@ -315,7 +315,7 @@ impl Fleet {
                     driver.resume(&running)
                 })?;
                 if driver.capabilities().contains(Capability::Receipts) {
-                    self.request_receipt(&dir, id, "resume").await?;
+                    request_receipt(self, &dir, id, "resume").await?;
                 }
             }
             ProcessState::Running(_) => {}

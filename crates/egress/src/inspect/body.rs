@@ -20,7 +20,7 @@ use tokio::time::timeout;
 use super::mask::Mask;
 use crate::{
     budgets::Meter,
-    secrets::{Secret, replace_all},
+    secrets::{OpenSecret, replace_all},
 };
 
 /// How much of the body of a refused request is read, and for how long.
@@ -139,10 +139,10 @@ pub fn headers_len(headers: &HeaderMap) -> usize {
 }
 
 /// Placeholders, each with its value.
-pub struct Replacements(Vec<(Rc<Secret>, Vec<u8>)>);
+pub struct Replacements(Vec<(Rc<OpenSecret>, Vec<u8>)>);
 
 impl Replacements {
-    pub fn new(values: Vec<(Rc<Secret>, Vec<u8>)>) -> Self {
+    pub fn new(values: Vec<(Rc<OpenSecret>, Vec<u8>)>) -> Self {
         Self(values)
     }
 }

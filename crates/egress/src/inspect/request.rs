@@ -17,7 +17,7 @@ use super::sigv4;
 use crate::{
     http_head::METHOD_OVERRIDES,
     refusal::Denial,
-    secrets::{Secret, SecretTable, has_placeholder, replace_all},
+    secrets::{OpenSecret, SecretTable, has_placeholder, replace_all},
     target::{Host, Target},
 };
 
@@ -33,9 +33,9 @@ pub struct Injector<'a> {
     secrets: &'a SecretTable,
     target: &'a Target,
     /// The secrets whose values the request has.
-    pub used: Vec<Rc<Secret>>,
+    pub used: Vec<Rc<OpenSecret>>,
     /// The key of AWS with which the request is signed anew.
-    signer: Option<Rc<Secret>>,
+    signer: Option<Rc<OpenSecret>>,
 }
 
 /// Checks that a request is for the target, and returns its authority as the host gets it.
@@ -161,13 +161,13 @@ impl<'a> Injector<'a> {
     }
 
     /// The key of AWS whose placeholder is in a signature or in a session token.
-    fn aws_key(&self, name: &HeaderName, value: &[u8]) -> Option<Rc<Secret>> {
+    fn aws_key(&self, name: &HeaderName, value: &[u8]) -> Option<Rc<OpenSecret>> {
         let is_token = *name == sigv4::TOKEN;
         let is_signature = *name == header::AUTHORIZATION && sigv4::is_signature(value);
         if !is_token && !is_signature {
             return None;
         }
-        let named = |secret: &&Rc<Secret>| {
+        let named = |secret: &&Rc<OpenSecret>| {
             secret.fields.sigv4 && memchr::memmem::find(value, secret.placeholder.as_bytes()).is_some()
         };
         self.secrets.iter().find(named).cloned()
@@ -238,7 +238,7 @@ impl<'a> Injector<'a> {
     pub fn replace(
         &mut self,
         text: &[u8],
-        may_stand: impl Fn(&Secret) -> bool,
+        may_stand: impl Fn(&OpenSecret) -> bool,
         written: impl Fn(&[u8]) -> Vec<u8>,
     ) -> Result<Vec<u8>, Denial> {
         let mut text = text.to_vec();
@@ -254,7 +254,7 @@ impl<'a> Injector<'a> {
         Ok(text)
     }
 
-    fn note(&mut self, secret: &Rc<Secret>) {
+    fn note(&mut self, secret: &Rc<OpenSecret>) {
         if !self.used.iter().any(|used| Rc::ptr_eq(used, secret)) {
             self.used.push(Rc::clone(secret));
         }

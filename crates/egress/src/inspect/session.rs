@@ -30,7 +30,7 @@ use crate::{
     idle::IdleClock,
     proxy::Proxy,
     refusal::{Denial, explanation},
-    secrets::{Secret, SecretTable},
+    secrets::{OpenSecret, SecretTable},
     target::{Host, Target},
 };
 
@@ -57,8 +57,7 @@ struct JudgedRequest {
     request: Request<AnyBody>,
     /// Whether it may have the value of a secret.
     has_secret: bool,
-    /// What must not be in the answer: the values of all secrets of the host, because an earlier request may have left
-    /// one there.
+    /// Hides the values of all secrets of the host in the answer: an earlier request may have left one there.
     mask: Mask,
 }
 
@@ -297,7 +296,7 @@ fn whole_body(bytes: Bytes) -> AnyBody {
 }
 
 /// The secrets that may stand in a body for a target, with their values.
-fn body_secrets(secrets: &SecretTable, target: &Target) -> Vec<(Rc<Secret>, Vec<u8>)> {
+fn body_secrets(secrets: &SecretTable, target: &Target) -> Vec<(Rc<OpenSecret>, Vec<u8>)> {
     let fitting = secrets.iter().filter(|secret| secret.fields.body);
     let valued =
         fitting.filter_map(|secret| Some((Rc::clone(secret), secret.value_for(target).ok()?.to_vec())));

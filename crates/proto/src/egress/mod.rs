@@ -176,7 +176,7 @@ pub struct Decision {
     /// The address that stands for the name; only where the resolver gave one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<IpAddr>,
-    /// What a rule has spent of its budget, where that is recorded.
+    /// The bytes that a rule has spent of its budget, where they are recorded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spent: Option<SpentBytes>,
     /// The name or id of the Body that connected, if another Body did.
@@ -204,7 +204,7 @@ impl Decision {
         Self { address: Some(address), ..Self::allowed(name, "a rule names it") }
     }
 
-    /// What a rule has spent of its budget of bytes.
+    /// The bytes that a rule has spent of its budget.
     pub fn spent(budget: &RuleBudget, bytes: u64) -> Self {
         let of = budget.bytes.as_ref().map_or("", |budget| &budget.text);
         let spent = Some(SpentBytes { key: budget.key.clone(), bytes });
