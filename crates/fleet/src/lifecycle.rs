@@ -18,7 +18,7 @@ use proto::{
 
 use crate::{
     BodyView, Discard, Fleet, OwnedBody, Rest, Status, blocking::run_blocking, create::StartOccasion,
-    failures, secrets::live_variables, shutdown_wait,
+    failures, receipt::request_receipt, secrets::live_variables, shutdown_wait,
 };
 
 /// Whether a running Body may be removed.
