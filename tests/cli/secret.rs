@@ -110,26 +110,36 @@ cli_test! {
     }
 }
 
-/// The text of a new private key, with this passphrase.
-fn make_key(dir: &Path, passphrase: &str) -> String {
-    let file = dir.join("key");
-    let _ = fs::remove_file(&file);
-    let arguments = ["-q", "-t", "ed25519", "-C", "", "-N", passphrase, "-f"];
-    assert!(Command::new("ssh-keygen").args(arguments).arg(&file).status().unwrap().success());
-    let text = fs::read_to_string(&file).unwrap();
-    fs::remove_file(file).unwrap();
-    text
+/// Prints a new private key in the format of OpenSSH. ssh-keygen does not run with a user id that has no name.
+const MAKE_KEY: &str = r#"
+import base64, struct, subprocess, sys
+text = lambda data: struct.pack('>I', len(data)) + data
+openssl = lambda *words, data=None: subprocess.run(['openssl', *words, '-outform', 'DER'], input=data, capture_output=True, check=True).stdout
+private = openssl('genpkey', '-algorithm', 'ed25519')
+point = openssl('pkey', '-inform', 'DER', '-pubout', data=private)[-32:]
+public = text(b'ssh-ed25519') + text(point)
+secret = b'\1\2\3\4' * 2 + public + text(private[-32:] + point) + text(b'')
+secret += bytes(range(1, 1 + -len(secret) % 8))
+whole = b'openssh-key-v1\0' + text(sys.argv[1].encode()) + text(b'none') + text(b'') + struct.pack('>I', 1) + text(public) + text(secret)
+packed = base64.b64encode(whole).decode()
+lines = [packed[at:at + 70] for at in range(0, len(packed), 70)]
+print('-----BEGIN OPENSSH PRIVATE KEY-----', *lines, '-----END OPENSSH PRIVATE KEY-----', sep='\n')
+"#;
+
+/// The text of a new private key; with another cipher than `none` a passphrase protects it.
+fn make_key(cipher: &str) -> String {
+    let made = Command::new("python3").args(["-c", MAKE_KEY, cipher]).output().unwrap();
+    assert!(made.status.success(), "{made:?}");
+    String::from_utf8(made.stdout).unwrap()
 }
 
 cli_test! {
     /// A key of ssh is stored sealed, and a Body has an agent and the public keys of the hosts.
     fn a_body_has_an_agent_and_not_the_key(pal) {
         const HOST_KEY: &str = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl";
-        let dir = std::env::temp_dir().join(format!("palisade-cli-ssh-{}", std::process::id()));
-        fs::create_dir_all(&dir).unwrap();
-        let (key, known) = (make_key(&dir, ""), format!("git.test {HOST_KEY}"));
+        let (key, known) = (make_key("none"), format!("git.test {HOST_KEY}"));
         let set = ["secret", "set", "deploy", "--ssh", "--to", "git.test", "--host-key", &known];
-        let refused = pal.feed(set, make_key(&dir, "passphrase").as_bytes());
+        let refused = pal.feed(set, make_key("aes256-ctr").as_bytes());
         let said = String::from_utf8_lossy(&refused.stderr).into_owned();
         assert!(!refused.status.success() && said.contains("a passphrase protects it") && said.contains("ssh-keygen -p"), "{said}");
         assert!(!pal.feed(set, b"hunter2").status.success());
@@ -149,15 +159,14 @@ cli_test! {
         assert!(!env.contains("SSH_AUTH_SOCK") && !env.contains("GIT_SSH_COMMAND"), "{env}");
         let keys = pal.ok(&format!("exec {body} -- ssh-add -l"));
         assert!(keys.contains("deploy (ED25519)"), "{keys}");
-        assert!(pal.ok(&format!("net show {body}")).contains("git.test:22+tcp"));
+        assert!(pal.line(&format!("net show {body}")).out.contains("git.test:22+tcp"));
         pal.ok(&format!("secret revoke {body} deploy"));
-        assert!(!pal.ok(&format!("net show {body}")).contains("git.test"));
+        assert!(!pal.line(&format!("net show {body}")).out.contains("git.test"));
         let keys = pal.line(&format!("exec {body} -- ssh-add -l"));
         assert!(keys.code == 1 && keys.out.contains("no identities"), "{keys:?}");
         let secret_line = key.lines().nth(2).unwrap();
         assert_eq!(files_with(&pal.data(), secret_line), Vec::<String>::new());
         pal.ok(&format!("rm --force {body} {late}"));
         pal.ok("secret rm deploy");
-        fs::remove_dir_all(dir).unwrap();
     }
 }
