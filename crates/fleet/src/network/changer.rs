@@ -189,7 +189,7 @@ impl<'a> PolicyChanger<'a> {
         let kept = before.as_ref().map(|orders| &*orders.secrets).unwrap_or_default();
         let orders = self.fleet.egress().orders(&new, kept)?;
         self.store(&dir, &new, Some(&orders))?;
-        match self.ask_process(id, &EgressControl::Replace(orders)) {
+        match self.ask_process(id, &EgressControl::Replace(Box::new(orders))) {
             Ok(applied) => self.completed(&new, state(&new, Some(Some(applied)))),
             Err(failure) if failure.kind == Kind::Usage => {
                 // The process goes on with the earlier policy, so the log and the disk say the same.
