@@ -342,7 +342,7 @@ mod tests {
             (&socket).write_all(&serde_json::to_vec(&reply).unwrap()).unwrap();
             serde_json::from_slice::<EgressControl>(&asked).unwrap()
         });
-        let asked = EgressControl::Replace(orders.clone());
+        let asked = EgressControl::Replace(Box::new(orders.clone()));
         assert_eq!(dir.ask(&asked).unwrap(), EgressReply::State { generation: 2, open: 1, closed: 3 });
         assert_eq!(proxy.join().unwrap(), asked);
         let stored: EgressOrders =

@@ -188,7 +188,7 @@ impl<'a> PolicyChanger<'a> {
         let before = self.fleet.egress().current_orders(id);
         let orders = self.fleet.egress().orders(&new, before.as_ref())?;
         self.store(&dir, &new, Some(&orders))?;
-        match self.ask_process(id, &EgressControl::Replace(orders)) {
+        match self.ask_process(id, &EgressControl::Replace(Box::new(orders))) {
             Ok(applied) => self.completed(&new, state(&new, Some(Some(applied)))),
             Err(failure) if failure.kind == Kind::Usage => {
                 // The process goes on with the earlier policy, so the log and the disk say the same.

@@ -348,7 +348,7 @@ pub struct EgressStart {
 #[serde(rename_all = "lowercase")]
 pub enum EgressControl {
     /// Replace the policy, and close the connections that it no longer allows.
-    Replace(EgressOrders),
+    Replace(Box<EgressOrders>),
     /// Report the state.
     Status,
 }
