@@ -17,7 +17,7 @@ TOOLS = "/mnt/tools"
 CLEAN = "unset http_proxy https_proxy HTTP_PROXY HTTPS_PROXY CARGO_HTTP_PROXY npm_config_proxy npm_config_https_proxy PIP_PROXY; cd /tmp; "
 # A refused program says so in one of these ways: the name has no address, or the connection is refused.
 READABLE = re.compile(
-    r"[Cc]ould not resolve|not known|\bENOTFOUND\b|dns error|no such host|UnresolvedAddress|UnknownHost|ERR_NAME_NOT_RESOLVED|ERR_TUNNEL|palisade:|tunnel error|403|Denied by"
+    r"[Cc]ould not resolve|not known|\bENOTFOUND\b|dns error|no such host|UnresolvedAddress|UnknownHost|ERR_NAME_NOT_RESOLVED|ERR_TUNNEL|palisade:|tunnel error|response 403|Denied by|ERR_INTERNET_DISCONNECTED"
 )
 # pnpm would try for 70 seconds, to any host that does not answer.
 QUICK = "export npm_config_fetch_retries=0 pnpm_config_fetch_retries=0; "
