@@ -284,7 +284,7 @@ mod tests {
                 ..EgressRule::allow("b.test:22")
             },
         ];
-        let judge = |target: &str| judge_target(&body(), &rules, target).unwrap();
+        let judge = |target: &str| judge_target(&body(), &rules, None, target).unwrap();
         let page = judge("GET api.test/list?page=7");
         assert_eq!(
             (page.allowed, page.why.as_str()),
