@@ -1,4 +1,4 @@
-//! Requests on inspected connections: rules with methods and paths, the places of secrets, and the masks of answers.
+//! Requests on inspected connections: rules with conditions and terms, the places of secrets, and the masks of answers.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -12,4 +12,6 @@ fuzz_target!(|input: &[u8]| {
     egress::fuzzing::rule(rule, method, path);
     let value = lines.next().unwrap_or_default();
     egress::fuzzing::request(header, value.as_bytes(), path);
+    egress::fuzzing::conditions(rule, header, path, value.as_bytes());
+    egress::fuzzing::rule_terms(rule, method, header, path);
 });

@@ -101,6 +101,11 @@ async fn what_cannot_be_copied_is_said(t: Bodies) {
         Kind::NotFound
     );
     assert!(!t.dir().join("x").exists());
+    // A file that opens and cannot be read: the reason is the host's, not the guest's that a stream was cut.
+    let unreadable = t.dir().join("unreadable");
+    std::os::unix::fs::symlink("/proc/self/mem", &unreadable).unwrap();
+    let failure = t.fleet().files().copy_in(&body, &unreadable, "/home/user/x").await.unwrap_err();
+    assert!(failure.to_string().contains("cannot copy") && failure.kind == Kind::Host, "{failure}");
     let long = format!("/home/user/{}", "x".repeat(4096));
     for place in ["/home/user/a\0b", long.as_str()] {
         let failure = t

@@ -19,4 +19,5 @@ mod life;
 mod limits;
 mod mounts;
 mod parked;
+mod peers;
 mod templates;

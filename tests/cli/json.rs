@@ -131,6 +131,8 @@ cli_test! {
         walk.ok(&format!("net deny {body} evil.test"));
         walk.ok(&format!("net test {body} pypi.org:443"));
         walk.ok(&format!("net ask {body} perhaps.test:443"));
+        walk.ok(&format!("net accept {body} app:5432"));
+        walk.ok(&format!("net reject {body} app:5432"));
         walk.ok(&format!("net learn {body}"));
         assert_eq!(walk.ok("secret set key --to a.test -- printf value").len(), 1);
         assert_eq!(walk.ok("secret ls").len(), 1);

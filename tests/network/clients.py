@@ -14,6 +14,8 @@ import tarfile
 import time
 import zipfile
 
+from registries import write_apt, write_cargo, write_go
+
 ADDRESS = "11.0.0.5"
 NAME = "clients.test"
 TOKEN = "t0ken-of-the-git-server-0123456789"
@@ -110,6 +112,9 @@ def write_files(root):
     put("tinypkg/index.html", json.dumps(about).encode())
     put("tinypkg-1.0.0.tgz", packed)
     put("hello.txt", b"REACHED\n")
+    write_cargo(put, NAME)
+    write_go(put, NAME)
+    write_apt(put, root)
     repository = os.path.join(root, "git", "repo.git")
     work = os.path.join(root, "work")
     for words in (
@@ -201,7 +206,8 @@ def client_cases(pal, servers, body, inside, expect):
 
     # Protocols in which the server speaks first, and any other.
     over_ssh = body("--allow", f"{NAME}:22", "--allow", f"{NAME}:6379")
-    pal("cp", f"{servers.root}/user_key", f"{over_ssh}:/tmp/key")
+    with open(f"{servers.root}/user_key") as file:
+        pal("exec", over_ssh, "--", "sh", "-c", "cat > /tmp/key", input=file.read())
     ssh = "GIT_SSH_COMMAND='ssh -i /tmp/key -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR'"
     text, code, _ = inside(over_ssh, clean + f"chmod 600 key; rm -rf s; {ssh} timeout 20 git clone -q root@{NAME}:{servers.root}/git/repo.git s && git -C s log --format=%s", timeout=60)
     expect("git over ssh", "first" in text, (text, code))

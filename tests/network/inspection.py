@@ -6,9 +6,13 @@ Every denial has a positive control: the same program, with a request that the p
 import base64
 import json
 import os
+import shutil
 import subprocess
+import sys
+import tempfile
 import time
 
+LAYER = sys.argv[2]
 VALUE = "s3cr3t/Value+with=odd.bytes-0123456789"
 SERVER = """
 const fs = require('fs'), http2 = require('http2');
@@ -33,6 +37,15 @@ const server = http2.createSecureServer({ key, cert, allowHTTP1: true }, (reques
       return;
     }
     if (url.startsWith('/large')) return response.end(Buffer.alloc(5 << 20, 'x'));
+    if (url.startsWith('/forms')) {
+      // Everything that a server may make of what it was sent.
+      const value = Buffer.from((headers.authorization || '').slice(7)), hex = value.toString('hex');
+      const forms = [value.toString(), hex, hex.toUpperCase()];
+      for (const digits of [hex, hex.toUpperCase()]) forms.push(digits.replace(/../g, '%$&'), digits.replace(/../g, '\\\\u00$&'));
+      for (const front of ['', 'a', 'ab']) for (const form of ['base64', 'base64url']) forms.push(Buffer.from(front + value + 'b').toString(form));
+      response.setHeader('x-forms', forms.join(' '));
+      return response.end('REACHED ' + forms.join('\\n'));
+    }
     response.setHeader('x-echo', headers.authorization || 'none');
     response.end('REACHED ' + JSON.stringify(headers) + body);
   });
@@ -228,6 +241,75 @@ def secret_cases(pal, server, body, inside, expect, kill_egress, drained):
         pal("rm", "--force", name)
     for name in ("key", "gitkey"):
         pal("secret", "rm", name, check=False)
+
+
+RULES = """
+[[network.rules]]
+to = "GET api.inspected.test:443/canned"
+respond = { status = 203, headers = { x-own = "yes" }, body = "CANNED" }
+
+[[network.rules]]
+to = "GET api.inspected.test:443/pages"
+query = { page = "[0-9]*" }
+headers = { x-team = "agents" }
+
+[[network.rules]]
+to = "old.inspected.test:443"
+forward = "free.inspected.test:443"
+
+[[network.rules]]
+to = "web.test:80"
+limit = { bytes = "256KiB" }
+"""
+
+
+def rule_cases(pal, user, server, inside, expect, kill_egress, drained):
+    """Rules of a palisade.toml with conditions, answers, other hosts and budgets."""
+    repository = tempfile.mkdtemp(prefix="palisade-rules-")
+    with open(os.path.join(repository, "palisade.toml"), "w") as file:
+        file.write(RULES)
+    make = "git init -q && git add . && git -c user.name=a -c user.email=a@b.test commit -qm rules"
+    subprocess.run(make, shell=True, check=True, cwd=repository)
+    for place, _, names in os.walk(repository):
+        for name in ["", *names]:
+            os.chown(os.path.join(place, name), user, user)
+    ruled = pal("up", "--layer", LAYER, "--repo", repository, "--committed", "--no-prepare").stdout.split()[-1]
+    clean = "unset http_proxy https_proxy HTTP_PROXY HTTPS_PROXY; "
+    curl = clean + "curl -sS --max-time 20 -w ' %{http_code}' "
+    api = "https://api.inspected.test"
+
+    for version in ("--http2", "--http1.1"):
+        text, _, _ = inside(ruled, curl + f"{version} -i {api}/canned")
+        expect(f"an answer of a rule, {version}", "CANNED 203" in text and "x-own: yes" in text and server.take() == [], text)
+        text, _, _ = inside(ruled, curl + f"{version} -H 'x-team: agents' '{api}/pages?page=7'")
+        expect(f"conditions that hold, {version}", [one["url"] for one in server.take()] == ["/pages?page=7"] and "REACHED" in text, text)
+        for line in (f"'{api}/pages?page=7'", f"-H 'x-team: agents' '{api}/pages?page=x'", f"-H 'x-team: agents' '{api}/pages?page=7&page=x'"):
+            text, _, _ = inside(ruled, curl + f"{version} {line}")
+            expect(f"a condition that does not hold, {version} {line}", server.take() == [] and text.endswith(" 403"), text)
+        text, _, _ = inside(ruled, curl + f"{version} -d some=thing https://old.inspected.test/x")
+        seen = server.take()
+        host = [one["headers"].get(":authority") or one["headers"].get("host") for one in seen]
+        expect(f"a request goes to the other host, {version}", host == ["free.inspected.test"] and seen[0]["body"] == "some=thing", (text, seen))
+        expect(f"it says for whom, {version}", [one["headers"].get("forwarded") for one in seen] == ["host=old.inspected.test"], seen)
+
+    # A budget counts what arrives, and neither a new connection nor a new process has more.
+    text, _, _ = inside(ruled, curl + "-d some=thing http://web.test/small")
+    arrived = sum(len(data) for found in drained().values() for data in found[0])
+    expect("a request within the budget", "REACHED" in text and arrived > 0, text)
+    text, _, _ = inside(ruled, "head -c 1000000 /dev/zero >/tmp/large; " + curl + "--data-binary @/tmp/large http://web.test/large")
+    time.sleep(0.5)
+    arrived = sum(len(data) for found in drained().values() for data in found[0])
+    expect("no more than the budget arrives", "REACHED" not in text and 100 << 10 < arrived <= 256 << 10, (text, arrived))
+    for round in ("a new connection", "a new process"):
+        text, _, _ = inside(ruled, curl + "http://web.test/more")
+        expect(f"{round} after the budget is spent", "has spent its budget of 256KiB" in text and drained() == {}, text)
+        kill_egress(pal)
+    shown = pal("net", "show", ruled).stdout
+    expect("pal net show names the terms", "forwards to free.inspected.test:443" in shown and "at most 256KiB" in shown, shown)
+    spent = [json.loads(line)["data"] for line in pal("events", "--body", ruled, "--json").stdout.splitlines() if "network.spent" in line]
+    expect("what was spent is in the log", spent and spent[-1]["bytes"] == 256 << 10, spent)
+    pal("rm", "--force", ruled)
+    shutil.rmtree(repository)
 
 
 def leaks(data, values):

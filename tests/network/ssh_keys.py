@@ -12,7 +12,7 @@ import time
 from inspection import leaks
 
 # Two hosts with one list of keys: only the first one is a host of the secret.
-HOSTS = {"git.ssh.test": "11.0.0.6", "other.ssh.test": "11.0.0.7"}
+HOSTS = {"git.ssh.test": "11.0.0.7", "other.ssh.test": "11.0.0.8"}
 GIT, OTHER = HOSTS
 AGENT = "/run/palisade/egress.sock"
 # Asks an agent: messages in hexadecimal, one reply for each line.

@@ -17,13 +17,21 @@ import tempfile
 import threading
 import time
 
+from agents import ADDRESS as MODELS, NAMES as MODEL_NAMES, agent_cases
 from clients import ADDRESS as CLIENTS, NAME as CLIENTS_NAME, ClientServers, client_cases
-from inspection import InspectedServer, inspection_cases, secret_cases
+from hostile import hostile_cases
+from inspection import InspectedServer, inspection_cases, rule_cases, secret_cases
+from kills import ArrivalLog, kill_cases
+from leaks import leak_cases
+from programs import LARGE, USUAL, program_cases, psql_cases
 from ssh_keys import HOSTS as SSH_HOSTS, SshServers, ssh_cases
 
-PAL, LAYER, USER = sys.argv[1], sys.argv[2], int(sys.argv[3])
+PAL, LAYER, USER, TOOLS = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
+GROUPS = sys.argv[5:]
 # The servers' addresses look like those of the Internet; nothing leaves the two namespaces.
 HOST, SERVERS, OTHER = "11.0.0.1", "11.0.0.2", "11.0.0.3"
+# The server of the load under kills.
+KILLED = "11.0.0.9"
 NAMES = {
     "web.test": SERVERS,
     "api.web.test": SERVERS,
@@ -38,6 +46,7 @@ NAMES = {
     "git.inspected.test": "11.0.0.4",
     CLIENTS_NAME: CLIENTS,
     **SSH_HOSTS,
+    **{name: MODELS for name in MODEL_NAMES},
 }
 
 
@@ -130,7 +139,7 @@ def make_world(home):
     sh(f"ip link add here type veth peer name there netns {other.pid}")
     sh(f"ip addr add {HOST}/24 dev here && ip link set here up")
     inside = f"nsenter --net=/proc/{other.pid}/ns/net"
-    for address in (SERVERS, OTHER, "11.0.0.4", CLIENTS, *SSH_HOSTS.values(), "10.9.9.9", "169.254.169.254"):
+    for address in (SERVERS, OTHER, "11.0.0.4", CLIENTS, MODELS, KILLED, *SSH_HOSTS.values(), "10.9.9.9", "169.254.169.254"):
         sh(f"{inside} ip addr add {address}/24 dev there")
     sh(f"{inside} ip link set lo up && {inside} ip link set there up")
     sh("ip route add 10.9.9.0/24 dev here && ip route add 169.254.0.0/16 dev here")
@@ -162,7 +171,8 @@ def make_world(home):
         raise OSError("cannot come back")
     servers[HOST, 80] = Server("0.0.0.0", 80, http)
     inspected = InspectedServer(inside.split(), home, key, certificate)
-    return servers, other, inspected, ClientServers(inside.split(), home, key, certificate), SshServers(inside.split(), home)
+    ssh = SshServers(inside.split(), home)
+    return servers, other, inspected, ClientServers(inside.split(), home, key, certificate), ssh, inside.split()
 
 
 def make_certificate(home):
@@ -184,6 +194,8 @@ def make_certificate(home):
 
 
 class Pal:
+    program = PAL
+
     def __init__(self, home):
         self.data = os.path.join(home, "data")
         os.makedirs(self.data)
@@ -193,9 +205,12 @@ class Pal:
             self.drop = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "--inh-caps=-all"]
         self.env = {**os.environ, "HOME": self.data, "PAL_DATA": self.data}
 
+    def words(self):
+        return [*self.drop, PAL, "--data", self.data]
+
     def __call__(self, *arguments, check=True, timeout=120, input=None):
         done = subprocess.run(
-            [*self.drop, PAL, "--data", self.data, *arguments],
+            [*self.words(), *arguments],
             capture_output=True, text=True, timeout=timeout, env=self.env, cwd="/", input=input,
         )
         if check and done.returncode:
@@ -215,13 +230,13 @@ def expect(what, right, seen=""):
 def main():
     home = tempfile.mkdtemp(prefix="palisade-network-")
     os.chmod(home, 0o755)
-    servers, other, inspected, clients, ssh = make_world(home)
+    servers, other, inspected, clients, ssh, enter = make_world(home)
     pal = Pal(home)
     if LAYER == "microvm":
         shutil.rmtree(pal.data)
         pal.data = os.environ["MICROVM_DATA"]
     try:
-        cases(pal, servers, inspected, clients, ssh)
+        cases(pal, servers, other, inspected, clients, ssh, home, enter)
     finally:
         clients.stop()
         ssh.stop()
@@ -236,7 +251,7 @@ def main():
     sys.exit(bool(FAILED))
 
 
-def cases(pal, servers, inspected, clients, ssh):
+def cases(pal, servers, other, inspected, clients, ssh, home, enter):
     def body(*options):
         return pal("create", "--layer", LAYER, *options).stdout.strip()
 
@@ -248,10 +263,39 @@ def cases(pal, servers, inspected, clients, ssh):
     def drained():
         return {place: seen for place, server in servers.items() if (seen := server.take()) != ([], 0)}
 
-    ssh_cases(pal, ssh, body, inside, expect, kill_egress)
-    inspection_cases(pal, inspected, body, inside, expect)
-    secret_cases(pal, inspected, body, inside, expect, kill_egress, drained)
-    client_cases(pal, clients, body, inside, expect)
+    def show(source, target):
+        """The option that shows a directory in a Body; an ordinary user may not reach its place on this host."""
+        place = f"/mnt{target}"
+        if not os.path.isdir(place):
+            sh(f"mkdir -p {place} && mount --bind {shlex.quote(source)} {place} && mount -o remount,bind,ro {place}")
+        return ["--mount", f"{place}:/mnt{target}" + (",type=virtiofs" if LAYER == "microvm" else "")]
+
+    key, certificate = os.path.join(home, "key.pem"), os.path.join(home, "cert.pem")
+    # Seen in this mount namespace only.
+    sh("mount -t tmpfs tmpfs /mnt")
+    groups = {
+        "judge": lambda: judge_cases(pal, servers, body, inside, drained),
+        "inspection": lambda: inspection_cases(pal, inspected, body, inside, expect),
+        "secrets": lambda: secret_cases(pal, inspected, body, inside, expect, kill_egress, drained),
+        "rules": lambda: rule_cases(pal, USER, inspected, inside, expect, kill_egress, drained),
+        "ssh": lambda: ssh_cases(pal, ssh, body, inside, expect, kill_egress),
+        "clients": lambda: client_cases(pal, clients, body, inside, expect),
+        "programs": lambda: program_cases(USUAL, pal, enter, show, TOOLS, body, inside, expect),
+        "hostile": lambda: hostile_cases(pal, servers, enter, body, inside, drained, expect),
+        "leaks": lambda: leak_cases(pal, home, inspected, body, inside, expect, LAYER),
+        "large": lambda: program_cases(LARGE, pal, enter, show, TOOLS, body, inside, expect),
+        "psql": lambda: psql_cases(pal, enter, home, body, inside, expect),
+        "agents": lambda: agent_cases(pal, enter, home, key, certificate, show, TOOLS, body, inside, expect),
+    }
+    kills = lambda count: kill_cases(pal, ArrivalLog(other.pid, KILLED), count, LAYER, expect)
+    groups |= {"kills": lambda: kills(20), "many-kills": lambda: kills(200)}
+    for name in GROUPS:
+        began = time.monotonic()
+        groups[name]()
+        print(f"  {name}: {time.monotonic() - began:.0f} s", flush=True)
+
+
+def judge_cases(pal, servers, body, inside, drained):
     clean = "unset http_proxy https_proxy HTTP_PROXY HTTPS_PROXY; "
     curl = clean + f"curl -sS --max-time 10 -k "
     fine = body("--allow", "web.test", "--allow", "web.test:22", "--allow", "web.test:5432")

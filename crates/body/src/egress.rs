@@ -6,7 +6,7 @@
 //! policy.json   the newest orders, which the supervisor gives to each `pal-egress` that it starts
 //! control.sock  the socket on which `pal-egress` takes new orders from `pal`
 //! drained   how much of the spool is in the event log; locked by the `pal` that copies lines there
-//! shared/   the directory that the Body sees: egress.sock, certificates.pem
+//! shared/   the directory that the Body sees: egress.sock, certificates.pem, certificates.p12
 //! ```
 //! The directory is next to the Body's directory and not in it: the decisions of a `pal run` that was killed
 //! outlive the Body, and a reader of the log finds every spool without reading every Body's directory.
@@ -33,8 +33,8 @@ use std::{
 use proto::{
     BodyId, Mechanism, Spec,
     egress::{
-        CONTROL, EgressControl, EgressOrders, EgressReply, LINE_LEN_MAX, MESSAGE_LEN_MAX, ORDERS, SHARED,
-        SPOOL, SpoolLine,
+        CONTROL, EgressControl, EgressOrders, EgressReply, JAVA_CERTIFICATES, LINE_LEN_MAX, MESSAGE_LEN_MAX,
+        ORDERS, SHARED, SPOOL, SpoolLine, java_trust_store,
     },
 };
 use rustix::{fs::FlockOperation, io::Errno};
@@ -103,12 +103,15 @@ impl EgressDir {
         // The Body's ids differ from ours and must be able to read it.
         fs::DirBuilder::new().recursive(true).mode(0o755).create(self.shared())?;
         if let Some(bundle) = certificates {
-            let place = self.shared().join(CERTIFICATES);
             let mut trusted = fs::read(bundle)?;
             trusted.extend_from_slice(b"\n");
             trusted.extend_from_slice(root.as_bytes());
-            sys::fd::write_whole(&place, &trusted)?;
-            fs::set_permissions(&place, fs::Permissions::from_mode(0o644))?;
+            let for_java = java_trust_store(&String::from_utf8_lossy(&trusted));
+            for (name, contents) in [(CERTIFICATES, trusted), (JAVA_CERTIFICATES, for_java)] {
+                let place = self.shared().join(name);
+                sys::fd::write_whole(&place, &contents)?;
+                fs::set_permissions(&place, fs::Permissions::from_mode(0o644))?;
+            }
         }
         Ok(())
     }
@@ -339,7 +342,7 @@ mod tests {
             (&socket).write_all(&serde_json::to_vec(&reply).unwrap()).unwrap();
             serde_json::from_slice::<EgressControl>(&asked).unwrap()
         });
-        let asked = EgressControl::Replace(orders.clone());
+        let asked = EgressControl::Replace(Box::new(orders.clone()));
         assert_eq!(dir.ask(&asked).unwrap(), EgressReply::State { generation: 2, open: 1, closed: 3 });
         assert_eq!(proxy.join().unwrap(), asked);
         let stored: EgressOrders =

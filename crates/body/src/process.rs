@@ -306,10 +306,11 @@ impl LaunchContext {
             life: spec.life,
             role: spec.role,
             vm: None,
-            egress: spec
-                .egress
-                .as_ref()
-                .map(|_| EgressPlan { dir: egress.path().to_owned(), key: data.join(SECRETS_KEY) }),
+            egress: spec.egress.as_ref().map(|_| EgressPlan {
+                dir: egress.path().to_owned(),
+                key: data.join(SECRETS_KEY),
+                token: Some(token.to_owned()),
+            }),
             mechanisms: [ids::record(data, &spec.id, &spec.ids), ids::groups_record(&spec.ids)]
                 .into_iter()
                 .chain(bounds.mechanisms.iter().cloned())

@@ -168,6 +168,24 @@ pub mod tests {
         [&[1][..], &sized(&body, 3)].concat()
     }
 
+    /// A ClientHello with a hidden one inside (ECH), as browsers send also where no server asks for it.
+    pub fn hiding_hello_for(name: &str) -> Vec<u8> {
+        let mut message = message_for(&[name], 0);
+        // An outer hello: HKDF-SHA256, AES-128-GCM, a key and a payload.
+        let hidden = [&[0, 0, 1, 0, 1, 7][..], &sized(&[9; 32], 2), &sized(&[8; 200], 2)].concat();
+        let extension = [&[0xfe, 0x0d][..], &sized(&hidden, 2)].concat();
+        // The lengths of the message and of its extensions stand behind the type, and before the first extension.
+        let add = |message: &mut [u8], at: usize, width: usize| {
+            let old = message[at..at + width].iter().fold(0, |len, byte| len << 8 | usize::from(*byte));
+            let new = ((old + extension.len()) as u32).to_be_bytes();
+            message[at..at + width].copy_from_slice(&new[4 - width..]);
+        };
+        add(&mut message, 1, 3);
+        add(&mut message, 4 + 2 + 32 + 1 + 4 + 2, 2);
+        message.extend(&extension);
+        records(&message, RECORD_LEN_MAX)
+    }
+
     /// A message in records of at most this length.
     fn records(message: &[u8], len: usize) -> Vec<u8> {
         message.chunks(len).flat_map(|piece| [&[22, 3, 1][..], &sized(piece, 2)].concat()).collect()
@@ -218,6 +236,11 @@ pub mod tests {
         assert_eq!(reader.push(&[*last]), named("pypi.org"));
         // Bytes of the next record, such as early data, do not matter here.
         assert_eq!(read(&[&torn[..], &[23, 3, 3]].concat()), named("pypi.org"));
+    }
+
+    #[test]
+    fn a_hello_with_a_hidden_one_counts_by_its_outer_name() {
+        assert_eq!(read(&hiding_hello_for("pypi.org")), named("pypi.org"));
     }
 
     #[test]

@@ -15,12 +15,13 @@ use rustix::{
     thread::CapabilitySet,
 };
 
-use crate::{proxy::CONNECTIONS_MAX, resolve};
+use crate::{peers::PEERS_MAX, proxy::CONNECTIONS_MAX, resolve};
 
 /// The unprivileged user id on every Linux.
 const NOBODY: u32 = 65534;
-/// Two descriptors for each of the connections, two for each lookup of a name, and some besides.
-const FILES_MAX: u64 = 4 * CONNECTIONS_MAX as u64;
+/// Two descriptors for each of the connections and of those of other Bodies, two for each lookup of a name, and some
+/// besides.
+const FILES_MAX: u64 = (4 * CONNECTIONS_MAX + 2 * PEERS_MAX) as u64;
 
 /// Confines the caller for good. Returns the Landlock ABI that confines it; 0 if the kernel has none.
 pub fn confine() -> io::Result<i64> {

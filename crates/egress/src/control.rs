@@ -15,12 +15,15 @@ use tokio::{
 };
 
 use crate::{
+    peers::PeerTable,
     proxy::{Proxy, accept_all},
     secrets::SecretTable,
 };
 
 /// How long a message may take.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// The pause between two looks at the windows of rules.
+const WINDOW_PAUSE: Duration = Duration::from_secs(20);
 /// Messages at once; further ones wait.
 const STREAMS_MAX: usize = 8;
 
@@ -57,12 +60,17 @@ impl Proxy {
             EgressControl::Status => 0,
             EgressControl::Replace(orders) => self.replace(orders)?,
         };
-        Ok(EgressReply::State { generation: self.generation.get(), open: self.flows.len(), closed })
+        Ok(EgressReply::State {
+            generation: self.generation.get(),
+            open: self.flows.len() + self.peers.len(),
+            closed,
+        })
     }
 
     /// Puts another policy in force, and returns how many connections it closed.
     fn replace(&self, orders: &EgressOrders) -> Result<usize, String> {
         let policy = orders.policy().map_err(|error| error.to_string())?;
+        let accept = PeerTable::read(orders)?;
         let current = self.generation.get();
         if orders.generation < current {
             return Err(format!("the policy in force has the number {current}, which is newer"));
@@ -72,10 +80,20 @@ impl Proxy {
         self.ssh.set(&orders.ssh_keys, self.key.as_ref());
         self.journal.borrow_mut().set_flush(orders.flush);
         self.generation.set(orders.generation);
-        let closed = self.flows.close_denied(&policy);
+        let closed = self.flows.close_denied(&policy) + self.peers.replace(orders.body.clone(), accept);
         *self.policy.borrow_mut() = policy;
         self.questions.policy_changed();
         Ok(closed)
+    }
+}
+
+impl Proxy {
+    /// Closes connections whose rule's window has ended, forever.
+    pub async fn close_outside_windows(self: Rc<Self>) {
+        loop {
+            tokio::time::sleep(WINDOW_PAUSE).await;
+            self.flows.close_denied(&self.policy.borrow());
+        }
     }
 }
 

@@ -12,7 +12,7 @@ use crate::{
 
 fn orders(rules: &[&str], generation: u64) -> EgressControl {
     let rules = rules.iter().map(|rule| EgressRule::allow(*rule)).collect();
-    EgressControl::Replace(EgressOrders::new(rules, generation, Flush::Kernel))
+    EgressControl::Replace(Box::new(EgressOrders::new(rules, generation, Flush::Kernel)))
 }
 
 fn state(generation: u64, open: usize, closed: usize) -> EgressReply {

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use proto::egress::{NOT_ACCEPTED, NOT_RESOLVED, Permit};
+use proto::egress::{NOT_ACCEPTED, NOT_RESOLVED};
 use rustix::net::sockopt;
 use tokio::{net::TcpStream, time::timeout};
 
@@ -30,11 +30,11 @@ const KEEPALIVE_PROBES: u32 = 4;
 
 /// Connects to a target, or returns the reason of a refusal.
 ///
-/// A rule may deny the address of a name that another rule allows; `denied` tells.
+/// `private` says whether it may be an address of this host or of a private network. A rule may deny the address of a name that another rule allows; `denied` tells.
 pub async fn dial(
     names: &NameCache,
     target: &Target,
-    permit: &Permit,
+    private: bool,
     denied: impl Fn(IpAddr) -> Option<String>,
 ) -> Result<TcpStream, Denial> {
     let addresses = match &target.host {
@@ -46,7 +46,7 @@ pub async fn dial(
         }
     };
     // A single inner address refuses all: a name with both kinds is suspicious.
-    if !permit.private && addresses.iter().any(|address| is_inner(*address) || is_own(*address)) {
+    if !private && addresses.iter().any(|address| is_inner(*address) || is_own(*address)) {
         return Err(Denial::forbidden(match target.host {
             Host::Name(_) => "its name resolves to an address of this host or its network",
             Host::Address(_) => "it is an address of this host or its network",

@@ -37,6 +37,18 @@ impl FlowTable {
         OpenFlow { table: self.clone(), nr, closed }
     }
 
+    /// Closes the connections that share a budget which is spent. Where requests are judged, each ends by itself.
+    pub fn close_spent(&self, key: &str) {
+        self.open.borrow_mut().retain(|_, flow| {
+            let own = flow.permit.terms.budget.as_ref().filter(|_| !flow.permit.inspect);
+            let is_spent = own.is_some_and(|budget| budget.key == key);
+            if is_spent {
+                flow.closed.notify_one();
+            }
+            !is_spent
+        });
+    }
+
     /// The number of connections.
     pub fn len(&self) -> usize {
         self.open.borrow().len()
@@ -51,6 +63,7 @@ impl FlowTable {
                 permit.protocol == flow.permit.protocol
                     && permit.inspect == flow.permit.inspect
                     && (permit.private || !flow.permit.private)
+                    && (permit.inspect || permit.terms.budget == flow.permit.terms.budget)
             });
             if !keeps {
                 flow.closed.notify_one();

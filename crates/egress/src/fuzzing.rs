@@ -3,7 +3,8 @@
 use std::net::IpAddr;
 
 use proto::egress::{
-    EgressSecret, PLACEHOLDER_MARK, Permit, Policy, Protocol, RequestPermit, RequestTarget, SecretFields,
+    EgressRule, EgressSecret, PLACEHOLDER_MARK, Permit, PermitTerms, Policy, Protocol, RequestPermit,
+    RequestTarget, RuleLimit, SecretFields,
 };
 use vault::{
     SealKey,
@@ -61,7 +62,14 @@ pub fn http_head(head: &[u8]) {
         return;
     }
     for protocol in [Protocol::Http, Protocol::PlainHttp] {
-        let permit = Permit { protocol, private: false, inspect: false, rule: String::new() };
+        let permit = Permit {
+            protocol,
+            private: false,
+            inspect: false,
+            connects_late: false,
+            terms: PermitTerms::default(),
+            rule: String::new(),
+        };
         let Ok(body) = request.check_protocol(&permit) else { continue };
         let sent = request.for_host(&target(), &permit, body, &Default::default());
         let Some(again) =
@@ -107,9 +115,53 @@ pub fn first_bytes(stream: &[u8], pieces: &[&[u8]]) {
     assert!(stream.len() > HELLO_LEN_MAX || is_denied(&whole) == is_denied(&cut), "{whole:?} {cut:?}");
 }
 
+/// A condition on a query or a header, and a request: what fulfils it for a rule that allows has the name once, and
+/// fulfils it for a rule that denies.
+pub fn conditions(name: &str, pattern: &str, query: &str, value: &[u8]) {
+    let pairs = || [(name.to_owned(), pattern.to_owned())].into();
+    let judge = |rules: &[EgressRule], headers: &[(&str, &[u8])]| {
+        let request = RequestTarget { query: Some(query), headers, ..RequestTarget::new("GET", "/") };
+        Policy::new(rules).map(|policy| policy.judge_request("a.test", 443, &request).is_ok())
+    };
+    let all = EgressRule::allow("a.test");
+    let asked = |rule: EgressRule| EgressRule { query: pairs(), ..rule };
+    if judge(&[asked(all.clone())], &[]) == Ok(true) {
+        let is_named = |part: &&str| part.split('=').next() == Some(name);
+        assert_eq!(query.split('&').filter(is_named).count(), 1, "{query:?}");
+        assert_eq!(judge(&[all.clone(), asked(EgressRule::deny("a.test"))], &[]), Ok(false), "{query:?}");
+    }
+    let headed = |rule: EgressRule| EgressRule { headers: pairs(), ..rule };
+    let one = [(name, value)];
+    if judge(&[headed(all.clone())], &one) == Ok(true) {
+        assert_eq!(judge(&[all.clone(), headed(EgressRule::deny("a.test"))], &one), Ok(false));
+        assert_eq!(judge(&[headed(all)], &[(name, value), (name, value)]), Ok(false), "twice");
+    }
+}
+
+/// The other texts of a rule: those that can be read have a meaning.
+pub fn rule_terms(window: &str, rate: &str, bytes: &str, forward: &str) {
+    let limit = |rate: Option<&str>, bytes: Option<&str>| {
+        Some(RuleLimit { rate: rate.map(str::to_owned), bytes: bytes.map(str::to_owned) })
+    };
+    let all = || EgressRule::allow("a.test");
+    for rule in [
+        EgressRule { window: Some(window.to_owned()), ..all() },
+        EgressRule { limit: limit(Some(rate), None), ..all() },
+        EgressRule { limit: limit(None, Some(bytes)), ..all() },
+        EgressRule { forward: Some(forward.to_owned()), ..all() },
+    ] {
+        let Ok(policy) = Policy::new(&[rule]) else { continue };
+        if let Ok(permit) = policy.judge_name("a.test", 443) {
+            let budget = permit.terms.budget.as_ref();
+            assert!(budget.and_then(|budget| budget.bytes.as_ref()).is_none_or(|bytes| bytes.bytes >= 1024));
+            assert!(budget.and_then(|budget| budget.rate.as_ref()).is_none_or(|rate| rate.count > 0));
+        }
+    }
+}
+
 /// A rule and a request: a path that a rule with conditions takes has no other reading.
 pub fn rule(rule: &str, method: &str, path: &str) {
-    let target = RequestTarget { method, path };
+    let target = RequestTarget::new(method, path);
     if target.check_one_reading().is_ok() {
         assert!(!path.contains("..") || !path.split('/').any(|part| part == ".."), "{path:?}");
         assert!(!path.to_ascii_lowercase().contains("%2e") && !path.contains('\\'), "{path:?}");

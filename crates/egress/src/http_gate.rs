@@ -4,13 +4,14 @@
 
 use std::{cell::Cell, io, time::Duration};
 
+use proto::egress::RuleResponse;
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
-    net::TcpStream,
     time::timeout,
 };
 
 use crate::{
+    budgets::Meter,
     client::{ClientStream, ProxyClient},
     http_body::{BodyLength, BodyReader},
     idle::IdleClock,
@@ -28,14 +29,18 @@ pub struct OutgoingRequest {
     pub body: BodyLength,
     /// Whether the program sends the body only after an answer of 100.
     pub expects_continue: bool,
+    /// Counts the bytes of the request and of its answer.
+    pub meter: Meter,
 }
 
 /// Sends a request and its body, and forwards the answer until the host has sent all.
 pub async fn exchange<S: ClientStream>(
     client: &mut ProxyClient<S>,
-    mut upstream: TcpStream,
+    mut upstream: impl AsyncRead + AsyncWrite + Unpin,
     request: &OutgoingRequest,
 ) -> io::Result<Result<(), Denial>> {
+    let meter = &request.meter;
+    meter.spend(request.head.len())?;
     upstream.write_all(request.head.as_bytes()).await?;
     let mut body = BodyReader::new(request.body);
     if request.expects_continue && !body.is_done() && client.ahead.is_empty() {
@@ -44,10 +49,10 @@ pub async fn exchange<S: ClientStream>(
     }
     let ahead = std::mem::take(&mut client.ahead);
     let (mut from_client, to_client) = tokio::io::split(&mut client.stream);
-    let (from_host, to_host) = upstream.into_split();
+    let (from_host, to_host) = tokio::io::split(upstream);
     let (clock, answered) = (IdleClock::new(), Cell::new(false));
     let sent = async {
-        match send_body(&ahead, &mut from_client, to_host, &mut body, &clock).await? {
+        match send_body(&ahead, &mut from_client, to_host, &mut body, (&clock, meter)).await? {
             Err(denial) => Ok(Err(denial)),
             Ok(_keep_open) => {
                 // A program that has closed its end may still read.
@@ -57,7 +62,7 @@ pub async fn exchange<S: ClientStream>(
             }
         }
     };
-    let answer = forward_answer(from_host, to_client, &clock, &answered);
+    let answer = forward_answer(from_host, to_client, (&clock, meter), &answered);
     let done = tokio::select! {
         done = answer => done.map(Ok),
         done = sent => done,
@@ -77,19 +82,45 @@ pub async fn exchange<S: ClientStream>(
     }
 }
 
+/// Answers a request in the place of its host.
+pub async fn respond<S: ClientStream>(
+    client: &mut ProxyClient<S>,
+    response: &RuleResponse,
+    is_head: bool,
+) -> io::Result<()> {
+    let RuleResponse { status, headers, body } = response;
+    let reason = hyper::StatusCode::from_u16(*status).ok().and_then(|status| status.canonical_reason());
+    let mut text = format!("HTTP/1.1 {status} {}\r\n", reason.unwrap_or("Answered"));
+    headers.iter().for_each(|(name, value)| text.push_str(&format!("{name}: {value}\r\n")));
+    // These have no body, and some clients take a length for the announcement of one.
+    if !matches!(status, 204 | 304) {
+        text.push_str(&format!("content-length: {}\r\n", body.len()));
+    }
+    text.push_str("connection: close\r\n\r\n");
+    if !is_head {
+        text.push_str(body);
+    }
+    client.stream.write_all(text.as_bytes()).await?;
+    client.stream.shutdown().await?;
+    // Closing a socket with unread bytes would reset it, and the program would lose the answer.
+    let _ = timeout(LINGER, client.drain()).await;
+    Ok(())
+}
+
 /// Sends the body. Returns the host's end, because some servers take its close for the end of the whole exchange.
 async fn send_body<W: AsyncWrite + Unpin>(
     ahead: &[u8],
     from: &mut (impl AsyncRead + Unpin),
     mut to: W,
     body: &mut BodyReader,
-    clock: &IdleClock,
+    (clock, meter): (&IdleClock, &Meter),
 ) -> io::Result<Result<W, Denial>> {
     let mut piece = ahead.to_vec();
     loop {
         let Ok(len) = body.push(&piece) else {
             return Ok(Err(Denial::bad("the chunks of its body are malformed")));
         };
+        meter.spend(len)?;
         to.write_all(&piece[..len]).await?;
         clock.touch();
         if body.is_done() {
@@ -107,7 +138,7 @@ async fn send_body<W: AsyncWrite + Unpin>(
 async fn forward_answer(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,
-    clock: &IdleClock,
+    (clock, meter): (&IdleClock, &Meter),
     answered: &Cell<bool>,
 ) -> io::Result<()> {
     let mut buffer = vec![0; PIECE_LEN];
@@ -116,6 +147,7 @@ async fn forward_answer(
         if len == 0 {
             return to.shutdown().await;
         }
+        meter.spend(len)?;
         answered.set(true);
         to.write_all(&buffer[..len]).await?;
         clock.touch();

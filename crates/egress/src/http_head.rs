@@ -150,16 +150,33 @@ impl HttpRequest {
         Ok(body)
     }
 
-    /// The method and the path, as rules judge them.
-    pub fn judged_part(&self) -> Result<RequestTarget<'_>, Denial> {
+    /// The parts that rules judge; `headers` are the [judged headers](Self::judged_headers).
+    pub fn judged_part<'a>(
+        &'a self,
+        headers: &'a [(&'a str, &'a [u8])],
+    ) -> Result<RequestTarget<'a>, Denial> {
         if METHOD_OVERRIDES.iter().any(|name| self.values(name).next().is_some()) {
             return Err(Denial::forbidden("a header of it asks for another method"));
         }
         let path = match &self.form {
-            Form::ConnectionOrigin(path) | Form::Absolute(_, path) => path,
+            Form::ConnectionOrigin(path) | Form::Absolute(_, path) => path.as_str(),
             Form::Asterisk | Form::Authority(_) => "*",
         };
-        Ok(RequestTarget { method: &self.method, path: path.split('?').next().unwrap_or(path) })
+        let (path, query) = match path.split_once('?') {
+            Some((path, query)) => (path, Some(query)),
+            None => (path, None),
+        };
+        Ok(RequestTarget { method: &self.method, path, query, headers })
+    }
+
+    /// The headers, as rules judge them.
+    pub fn judged_headers(&self) -> Vec<(&str, &[u8])> {
+        self.headers.iter().map(|(name, value)| (name.as_str(), value.as_bytes())).collect()
+    }
+
+    /// Whether its answer has no body.
+    pub fn is_head(&self) -> bool {
+        self.method == "HEAD"
     }
 
     /// Whether a placeholder of a secret is in the head.
@@ -220,8 +237,11 @@ impl HttpRequest {
             (Host::Address(_), Form::Absolute(authority, _)) => authority.clone(),
             (Host::Address(_), _) => self.values("host").next().unwrap_or_default().to_owned(),
         };
-        let headers =
-            if permit.protocol == Protocol::PlainHttp { self.few_headers() } else { self.most_headers(set) };
+        let headers = if permit.protocol == Protocol::PlainHttp {
+            self.few_headers(set)
+        } else {
+            self.most_headers(set)
+        };
         let length = match body {
             BodyLength::Chunked => "transfer-encoding: chunked\r\n".to_owned(),
             BodyLength::Known(len) if self.values("content-length").next().is_some() && len > 0 => {
@@ -238,16 +258,18 @@ impl HttpRequest {
         format!("{method} {path} {version}\r\nhost: {host}\r\n{headers}{length}connection: close\r\n\r\n")
     }
 
-    fn few_headers(&self) -> String {
+    fn few_headers(&self, set: &BTreeMap<String, String>) -> String {
         let mut kept: Vec<(&str, &str)> = Vec::new();
         for (name, value) in &self.headers {
             if let Some(passed) = PLAIN_PASSED.iter().find(|passed| name.eq_ignore_ascii_case(passed))
                 && !kept.iter().any(|(name, _)| name == passed)
+                && !set.keys().any(|other| name.eq_ignore_ascii_case(other))
             {
                 kept.push((passed, value));
             }
         }
-        kept.into_iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect()
+        let set = set.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+        kept.into_iter().chain(set).map(|(name, value)| format!("{name}: {value}\r\n")).collect()
     }
 
     fn most_headers(&self, set: &BTreeMap<String, String>) -> String {

@@ -1,9 +1,18 @@
 //! Tests of heads, with those that two parsers could read differently.
 
+use proto::egress::PermitTerms;
+
 use super::*;
 
 fn permit(protocol: Protocol) -> Permit {
-    Permit { protocol, private: false, inspect: false, rule: String::new() }
+    Permit {
+        protocol,
+        private: false,
+        inspect: false,
+        connects_late: false,
+        terms: PermitTerms::default(),
+        rule: String::new(),
+    }
 }
 
 fn named(text: &str) -> Target {

@@ -8,6 +8,8 @@ use std::{
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
+use crate::budgets::Meter;
+
 /// How long a connection may be quiet: long polls and event streams are, and keepalive finds ends that are gone.
 const QUIET_MAX: Duration = Duration::from_secs(2 * 60 * 60);
 /// How long it may be quiet after one end has sent its last byte: most often that end is gone.
@@ -55,6 +57,7 @@ impl IdleClock {
         &self,
         mut from: impl AsyncRead + Unpin,
         mut to: impl AsyncWrite + Unpin,
+        meter: &Meter,
     ) -> io::Result<()> {
         let mut buffer = vec![0; BUFFER_LEN];
         loop {
@@ -63,7 +66,10 @@ impl IdleClock {
                     self.half_closed();
                     return to.shutdown().await;
                 }
-                len => to.write_all(&buffer[..len]).await?,
+                len => {
+                    meter.spend(len)?;
+                    to.write_all(&buffer[..len]).await?;
+                }
             }
             self.touch();
         }

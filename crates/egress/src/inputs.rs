@@ -21,6 +21,8 @@ pub struct ProxyInputs {
     pub body: OwnedFd,
     /// Listens for messages of `pal`.
     pub control: UnixListener,
+    /// Listens for the egress processes of other Bodies.
+    pub peers: UnixListener,
     /// Sockets in the Body's network namespace, if its connections are redirected.
     pub redirect: Option<RedirectInputs>,
     pub start: EgressStart,
@@ -38,11 +40,12 @@ impl ProxyInputs {
     pub fn receive(supervisor: &UnixStream, is_transparent: bool) -> io::Result<Self> {
         let take = || sys::fd::receive(supervisor.as_fd());
         let (listener, spool, body) = (UnixListener::from(take()?), File::from(take()?), take()?);
-        let control = UnixListener::from(take()?);
+        let (control, peers) = (UnixListener::from(take()?), UnixListener::from(take()?));
         let redirect = if is_transparent { Some(RedirectInputs::receive(&take)?) } else { None };
         listener.set_nonblocking(true)?;
         control.set_nonblocking(true)?;
-        Ok(Self { listener, spool, body, control, redirect, start: read_start(supervisor)? })
+        peers.set_nonblocking(true)?;
+        Ok(Self { listener, spool, body, control, peers, redirect, start: read_start(supervisor)? })
     }
 }
 

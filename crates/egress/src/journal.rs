@@ -10,12 +10,12 @@
 use std::{
     collections::HashMap,
     fs::File,
-    io::{self, Write},
+    io::{self, BufRead, Read, Write},
     net::IpAddr,
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use proto::egress::{Decision, DecisionKind, Flush, SpoolLine, WAITS};
+use proto::egress::{Decision, DecisionKind, Flush, LINE_LEN_MAX, SpoolLine, WAITS};
 
 /// Most different targets that one process allows; further ones are refused.
 const ALLOWED_MAX: usize = 4096;
@@ -80,6 +80,11 @@ impl Journal {
         self.append(DecisionKind::Asked, &Decision::denied(to, &format!("the rule `{rule}` {WAITS}")))
     }
 
+    /// Records what a rule has spent of its budget.
+    pub fn record_spent(&mut self, spent: &Decision) -> io::Result<()> {
+        self.append(DecisionKind::Spent, spent)
+    }
+
     /// Changes when further decisions count as recorded.
     pub fn set_flush(&mut self, flush: Flush) {
         self.flush = flush;
@@ -115,9 +120,26 @@ impl Journal {
     }
 }
 
+/// Reads the lines of a spool.
+pub fn read_lines(spool: impl Read, mut take: impl FnMut(SpoolLine)) -> io::Result<()> {
+    let mut spool = io::BufReader::new(spool);
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        let len = (&mut spool).take(LINE_LEN_MAX as u64 + 1).read_until(b'\n', &mut line)?;
+        if len == 0 {
+            return Ok(());
+        }
+        // The rest of a line that is too long is a line of its own, and none that could be parsed.
+        if let Some(line) = SpoolLine::parse(line.trim_ascii_end()) {
+            take(line);
+        }
+    }
+}
+
 #[cfg(test)]
 pub mod tests {
-    use std::io::{Read, Seek};
+    use std::io::Seek;
 
     use super::*;
 

@@ -6,7 +6,7 @@
 //!
 //! Programs reach it in three ways, which end in one (`connection`): they ask its socket for a tunnel or a page
 //! (`proxy`), the kernel redirects their connections to it (`redirect`), and they look names up (`dns`). Clients of ssh
-//! take its socket for an agent (`ssh_agent`).
+//! take its socket for an agent (`ssh_agent`). The egress processes of other Bodies connect to it, too (`peers`).
 //!
 //! Invariant: it has one thread, from start to end.
 //! Invariant: the spool is its only file descriptor of a file; it opens files only for reading, and starts no
@@ -15,6 +15,7 @@
 //! Absent on purpose: the event log. A process that parses hostile bytes does not write to it.
 
 mod address;
+mod budgets;
 mod client;
 mod client_hello;
 mod confine;
@@ -34,6 +35,7 @@ mod inspect;
 mod journal;
 mod name_cache;
 mod names;
+mod peers;
 mod process;
 mod proxy;
 mod questions;
@@ -43,6 +45,7 @@ mod resolve;
 mod secrets;
 mod splice;
 mod ssh_agent;
+mod supervisor;
 mod target;
 
 pub use process::main;

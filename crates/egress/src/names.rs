@@ -7,11 +7,11 @@
 
 use std::{
     collections::HashMap,
-    io::{self, BufRead, Read},
+    io,
     net::{IpAddr, Ipv4Addr},
 };
 
-use proto::egress::{DecisionKind, LINE_LEN_MAX, NAMED_BITS, NAMED_FIRST, SpoolLine, is_named_address};
+use proto::egress::{DecisionKind, NAMED_BITS, NAMED_FIRST, SpoolLine, is_named_address};
 
 /// Most names of one Body.
 const NAMES_MAX: usize = 4096;
@@ -28,22 +28,10 @@ pub struct NameTable {
 }
 
 impl NameTable {
-    /// Reads the pairs that earlier processes of the Body recorded.
-    pub fn read(spool: impl Read) -> io::Result<Self> {
-        let mut table = Self::default();
-        let mut spool = io::BufReader::new(spool);
-        let mut line = Vec::new();
-        loop {
-            line.clear();
-            let len = (&mut spool).take(LINE_LEN_MAX as u64 + 1).read_until(b'\n', &mut line)?;
-            if len == 0 {
-                return Ok(table);
-            }
-            // The rest of a line that is too long is a line of its own, and none that could be parsed.
-            let Some(line) = SpoolLine::parse(line.trim_ascii_end()) else { continue };
-            if let (DecisionKind::Named, Some(IpAddr::V4(address))) = (line.kind, line.data.address) {
-                table.insert(line.data.to, address);
-            }
+    /// Notes a line of the spool: an earlier process of the Body may have recorded a pair in it.
+    pub fn note(&mut self, line: &SpoolLine) {
+        if let (DecisionKind::Named, Some(IpAddr::V4(address))) = (line.kind, line.data.address) {
+            self.insert(line.data.to.clone(), address);
         }
     }
 
@@ -91,9 +79,16 @@ impl NameTable {
 
 #[cfg(test)]
 mod tests {
-    use proto::egress::Decision;
+    use proto::egress::{Decision, LINE_LEN_MAX};
 
     use super::*;
+    use crate::journal::read_lines;
+
+    fn read(spool: &str) -> NameTable {
+        let mut table = NameTable::default();
+        read_lines(spool.as_bytes(), |line| table.note(&line)).unwrap();
+        table
+    }
 
     fn line(name: &str, address: [u8; 4]) -> String {
         let data = Decision::named(name, IpAddr::from(address));
@@ -114,7 +109,7 @@ mod tests {
             assert!(is_named_address(address) && !matches!(address.octets()[3], 0 | 255), "{address}");
             assert_eq!(table.name_of(address), Some(name.as_str()));
         }
-        let again = NameTable::read(spool.as_bytes()).unwrap();
+        let again = read(&spool);
         assert_eq!((again.by_name, again.last), (table.by_name, table.last));
         // Lines that contradict earlier ones, and lines of other addresses, change nothing.
         let odd = [
@@ -125,7 +120,7 @@ mod tests {
             "x".repeat(2 * LINE_LEN_MAX) + "\n",
             line("d.test", [198, 18, 0, 2]),
         ];
-        let table = NameTable::read(odd.concat().as_bytes()).unwrap();
+        let table = read(&odd.concat());
         assert_eq!(table.name_of([198, 18, 0, 1].into()), Some("a.test"));
         assert_eq!(table.name_of([198, 18, 0, 2].into()), Some("d.test"));
         assert_eq!(table.by_name.len(), 2);

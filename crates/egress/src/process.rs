@@ -22,14 +22,17 @@ use tokio::{
 use vault::SealKey;
 
 use crate::{
+    budgets::RecordedBytes,
     confine,
     inputs::{ProxyInputs, RedirectInputs},
     inspect::Certificates,
-    journal::Journal,
+    journal::{Journal, read_lines},
     names::NameTable,
+    peers::PeerTable,
     proxy::Proxy,
     secrets::SecretTable,
     ssh_agent::SshAgent,
+    supervisor::SupervisorLink,
 };
 
 const STDIN: i32 = 0;
@@ -38,7 +41,7 @@ const STDIN: i32 = 0;
 pub fn main() -> ExitCode {
     let _ = sys::process::set_name(c"pal-egress");
     let supervisor = match sys::fd::inherited(STDIN) {
-        Ok(supervisor) => UnixStream::from(supervisor),
+        Ok(supervisor) => Rc::new(UnixStream::from(supervisor)),
         Err(_) => return ExitCode::FAILURE,
     };
     match run(&supervisor) {
@@ -61,6 +64,7 @@ struct ProxyStepError {
 struct ProxySockets {
     listener: UnixListener,
     control: UnixListener,
+    peers: UnixListener,
     redirect: Option<RedirectListeners>,
     body: AsyncFd<OwnedFd>,
 }
@@ -72,22 +76,26 @@ struct RedirectListeners {
 }
 
 /// Confines the process, and serves until the Body ends.
-fn run(supervisor: &UnixStream) -> Result<(), ProxyStepError> {
+fn run(supervisor: &Rc<UnixStream>) -> Result<(), ProxyStepError> {
     let is_transparent = std::env::args_os().nth(1).is_some_and(|argument| argument == TRANSPARENT);
     let inputs = ProxyInputs::receive(supervisor, is_transparent)
         .map_err(at("receive the supervisor's descriptors and orders"))?;
-    let proxy = Rc::new(open(&inputs)?);
+    let mut proxy = open(&inputs)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(at("create the runtime"))?;
     let entered = runtime.enter();
+    let link = Rc::new(SupervisorLink::new(Rc::clone(supervisor)).map_err(at("listen"))?);
+    proxy.link = Rc::clone(&link);
+    let proxy = Rc::new(proxy);
     let sockets = ProxySockets::watch(inputs).map_err(at("listen"))?;
     drop(entered);
     let landlock = confine::confine().map_err(at("confine itself"))?;
     tell(supervisor, &EgressAnswer::Ready { landlock });
     LocalSet::new()
         .block_on(&runtime, async {
+            tokio::task::spawn_local(link.serve());
             sockets.serve(&proxy).await;
             proxy.journal.borrow_mut().finish()
         })
@@ -108,8 +116,14 @@ fn open(inputs: &ProxyInputs) -> Result<Proxy, ProxyStepError> {
     rustix::fs::flock(&spool, FlockOperation::NonBlockingLockShared)
         .map_err(|errno| at("lock the spool")(errno.into()))?;
     // The supervisor's descriptor may only append.
-    let names = File::open(sys::fd::path_of(spool.as_fd())).and_then(NameTable::read);
-    let names = names.map_err(at("read the names in the spool"))?;
+    let (mut names, mut recorded) = (NameTable::default(), RecordedBytes::default());
+    let read = File::open(sys::fd::path_of(spool.as_fd())).and_then(|spool| {
+        read_lines(spool, |line| {
+            names.note(&line);
+            recorded.note(&line);
+        })
+    });
+    read.map_err(at("read the names and budgets in the spool"))?;
     let journal = Journal::new(spool, orders.flush);
     let certificates = Certificates::new(bundle);
     let authority = certificates.set_authority(orders.authority.as_ref(), key.as_ref());
@@ -117,7 +131,10 @@ fn open(inputs: &ProxyInputs) -> Result<Proxy, ProxyStepError> {
     let secrets = RefCell::new(Rc::new(SecretTable::open(&orders.secrets, key.as_ref())));
     let ssh = SshAgent::default();
     ssh.set(&orders.ssh_keys, key.as_ref());
-    Ok(Proxy { secrets, ssh, certificates, key, ..Proxy::new(policy, orders.generation, journal, names) })
+    let proxy = Proxy::with_spent(policy, orders.generation, journal, names, recorded);
+    let accept = PeerTable::read(orders).map_err(|why| at("read the policy")(io::Error::other(why)))?;
+    proxy.peers.replace(orders.body.clone(), accept);
+    Ok(Proxy { secrets, ssh, certificates, key, ..proxy })
 }
 
 impl ProxySockets {
@@ -125,6 +142,7 @@ impl ProxySockets {
         Ok(Self {
             listener: UnixListener::from_std(inputs.listener)?,
             control: UnixListener::from_std(inputs.control)?,
+            peers: UnixListener::from_std(inputs.peers)?,
             redirect: inputs.redirect.map(RedirectListeners::watch).transpose()?,
             body: readable(inputs.body)?,
         })
@@ -134,6 +152,7 @@ impl ProxySockets {
     async fn serve(self, proxy: &Rc<Proxy>) {
         tokio::task::spawn_local(proxy.clone().serve(self.listener));
         tokio::task::spawn_local(proxy.clone().serve_control(self.control));
+        tokio::task::spawn_local(proxy.clone().serve_peers(self.peers));
         if let Some(RedirectListeners { tcp, dns_udp, dns_tcp }) = self.redirect {
             for listener in tcp {
                 tokio::task::spawn_local(proxy.clone().serve_redirected(listener));
@@ -141,6 +160,7 @@ impl ProxySockets {
             tokio::task::spawn_local(proxy.clone().resolve_datagrams(dns_udp));
             tokio::task::spawn_local(proxy.clone().resolve_streams(dns_tcp));
         }
+        tokio::task::spawn_local(proxy.clone().close_outside_windows());
         let _ = self.body.readable().await;
     }
 }

@@ -12,6 +12,7 @@ use tokio::{
 use vault::SealKey;
 
 use crate::{
+    budgets::{BudgetTable, RecordedBytes},
     client::ProxyClient,
     connection::ConnectionOrigin,
     flows::FlowTable,
@@ -20,10 +21,12 @@ use crate::{
     journal::Journal,
     name_cache::NameCache,
     names::NameTable,
+    peers::PeerTable,
     questions::Questions,
     refusal::{Denial, RefusalForm},
     secrets::SecretTable,
     ssh_agent::SshAgent,
+    supervisor::SupervisorLink,
     target::Target,
 };
 
@@ -39,7 +42,9 @@ pub struct Proxy {
     pub policy: RefCell<Policy>,
     /// The number of the policy.
     pub generation: std::cell::Cell<u64>,
-    pub journal: RefCell<Journal>,
+    pub journal: Rc<RefCell<Journal>>,
+    /// The budgets of the rules.
+    pub budgets: Rc<BudgetTable>,
     /// The addresses that stand for names.
     pub names: RefCell<NameTable>,
     /// The addresses that names resolve to.
@@ -60,18 +65,37 @@ pub struct Proxy {
     pub questions: Questions,
     /// The key that opens the sealed parts of orders.
     pub key: Option<SealKey>,
+    /// The other Bodies that may connect, and their connections.
+    pub peers: PeerTable,
+    /// The supervisor, which opens connections from Body to Body.
+    pub link: Rc<SupervisorLink>,
 }
 
 impl Proxy {
-    /// A proxy without connections.
+    /// A proxy without connections, whose rules have spent nothing.
+    #[cfg(test)]
     pub fn new(policy: Policy, generation: u64, journal: Journal, names: NameTable) -> Self {
+        Self::with_spent(policy, generation, journal, names, RecordedBytes::default())
+    }
+
+    /// A proxy without connections, whose rules have spent some of their budgets.
+    pub fn with_spent(
+        policy: Policy,
+        generation: u64,
+        journal: Journal,
+        names: NameTable,
+        recorded: RecordedBytes,
+    ) -> Self {
+        let (journal, flows) = (Rc::new(RefCell::new(journal)), Rc::new(FlowTable::default()));
+        let budgets = Rc::new(BudgetTable::new(Rc::clone(&journal), Rc::clone(&flows), recorded));
         Self {
             policy: RefCell::new(policy),
             generation: generation.into(),
-            journal: RefCell::new(journal),
+            journal,
+            budgets,
             names: RefCell::new(names),
             addresses: NameCache::default(),
-            flows: Rc::new(FlowTable::default()),
+            flows,
             free: Arc::new(Semaphore::new(CONNECTIONS_MAX)),
             secrets: RefCell::default(),
             ssh: SshAgent::default(),
@@ -79,6 +103,8 @@ impl Proxy {
             signing: Semaphore::new(SIGNING_MAX),
             questions: Questions::default(),
             key: None,
+            peers: PeerTable::default(),
+            link: Rc::new(SupervisorLink::none()),
         }
     }
 

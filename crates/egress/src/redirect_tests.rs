@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use proto::egress::{Decision, Policy};
+use proto::egress::{Decision, EgressRule, Policy};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::UnixStream,
@@ -16,7 +16,7 @@ use tokio::{
 
 use super::*;
 use crate::{
-    client_hello::tests::{hello_for, torn_hello_for},
+    client_hello::tests::{hello_for, hiding_hello_for, torn_hello_for},
     journal::tests::{lines, spool},
     proxy::tests::proxy,
 };
@@ -100,17 +100,18 @@ async fn local(test: impl Future<Output = ()>) {
 async fn tls_reaches_the_host_that_it_names_and_no_other() {
     local(async {
         let world = World::new("+tls", b"").await;
-        for hello in [hello_for(&["localhost"]), torn_hello_for("LOCALHOST")] {
+        for hello in [hello_for(&["localhost"]), torn_hello_for("LOCALHOST"), hiding_hello_for("localhost")] {
             assert_eq!(world.dial_name(&[&hello]).await, b"ANSWER");
             assert_eq!(*world.arrived.borrow(), hello, "byte for byte");
             assert!(world.last().allowed);
         }
         let torn = torn_hello_for("localhost");
-        let bytes: Vec<&[u8]> = torn.chunks(50).collect();
+        let bytes: Vec<&[u8]> = torn.chunks(1).collect();
         assert_eq!(world.dial_name(&bytes).await, b"ANSWER");
         for (what, first) in [
             ("another name", hello_for(&["evil.io"])),
             ("another name in many records", torn_hello_for("evil.io")),
+            ("another outer name of a hidden hello", hiding_hello_for("evil.io")),
             ("no name", hello_for(&[])),
             ("two names", hello_for(&["localhost", "evil.io"])),
             ("no TLS", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n".to_vec()),
@@ -290,6 +291,151 @@ async fn nothing_goes_out_where_its_decision_cannot_be_recorded() {
             world.proxy.journal.replace(whole);
             assert_eq!(world.dial_name(&[&first]).await, b"ANSWER", "{mark}");
         }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_rule_answers_plain_requests_or_sends_them_to_another_host() {
+    local(async {
+        let world = World::new("+http", b"").await;
+        let response = proto::egress::RuleResponse {
+            status: 200,
+            headers: [("x-own".to_owned(), "yes".to_owned())].into(),
+            body: "CANNED".into(),
+        };
+        let here = format!("localhost:{}", world.port);
+        let rule = |to: String| EgressRule { forward: Some(here.clone()), ..EgressRule::allow(to) };
+        let rules = [
+            EgressRule { respond: Some(response), ..EgressRule::allow(format!("GET a.test:{}/own+http", world.port)) },
+            rule(format!("a.test:{}+http+private", world.port)),
+            rule(format!("plain.test:{}+plain+private", world.port)),
+        ];
+        *world.proxy.policy.borrow_mut() = Policy::new(&rules).unwrap();
+        let address = |name: &str| world.proxy.names.borrow_mut().address_of(name, |_| Ok(())).unwrap().unwrap();
+        let (a, plain) = (address("a.test"), address("plain.test"));
+        let get = |path: &str, host: &str| format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nForwarded: host=liar\r\n\r\n");
+        let answer = world.dial(a, &[get("/own", "a.test").as_bytes()]).await;
+        assert_eq!(
+            String::from_utf8(answer).unwrap(),
+            "HTTP/1.1 200 OK\r\nx-own: yes\r\ncontent-length: 6\r\nconnection: close\r\n\r\nCANNED"
+        );
+        assert_eq!((world.arrived().as_str(), world.last().allowed), ("", true));
+        for (address, name) in [(a, "a.test"), (plain, "plain.test")] {
+            assert_eq!(world.dial(address, &[get("/x", name).as_bytes()]).await, b"ANSWER");
+            assert_eq!(
+                world.arrived(),
+                format!("GET /x HTTP/1.1\r\nhost: {here}\r\nforwarded: host=\"{name}:{}\"\r\nconnection: close\r\n\r\n", world.port)
+            );
+            assert!(world.last().why.ends_with(&format!("sends the request to {here}")));
+        }
+        let public = EgressRule { forward: Some(here.clone()), ..EgressRule::allow(format!("a.test:{}+http", world.port)) };
+        *world.proxy.policy.borrow_mut() = Policy::new(&[public]).unwrap();
+        let answer = world.dial(a, &[get("/x", "a.test").as_bytes()]).await;
+        assert!(String::from_utf8_lossy(&answer).contains("address of this host"));
+        assert_eq!(world.arrived(), "");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn requests_to_addresses_are_refused_where_requests_are_judged() {
+    local(async {
+        let world = World::new("+http", b"").await;
+        let to = std::net::Ipv4Addr::new(192, 0, 2, 7);
+        let rule = format!("GET *:{}+http", world.port);
+        *world.proxy.policy.borrow_mut() = Policy::parse(&[rule.as_str()]).unwrap();
+        let target =
+            crate::target::Target { host: crate::target::Host::Address(to.into()), port: world.port };
+        let permit = target.judge(&world.proxy.policy.borrow()).unwrap();
+        assert!(permit.inspect, "its requests are judged");
+        let request = crate::http_head::HttpRequest::parse(b"POST / HTTP/1.1\r\nHost: x").unwrap();
+        let denial = world.proxy.judge_plain(&target, &permit, &request).unwrap_err();
+        assert!(denial.why.contains("needs a name"), "{}", denial.why);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_spent_budget_ends_connections_and_denies_new_ones() {
+    local(async {
+        for mark in ["+tcp", "+http"] {
+            let world = World::new(mark, b"").await;
+            let limit = proto::egress::RuleLimit { rate: None, bytes: Some("100KiB".into()) };
+            let rule = EgressRule::allow(format!("localhost:{}{mark}+private", world.port));
+            let rule = EgressRule { limit: Some(limit), ..rule };
+            *world.proxy.policy.borrow_mut() = Policy::new(&[rule]).unwrap();
+            let head =
+                |len: usize| format!("POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len}\r\n\r\n");
+            let send = async |len: usize| {
+                let head = if mark == "+http" { head(len) } else { String::new() };
+                world.dial_name(&[head.as_bytes(), &vec![0; len]]).await
+            };
+            assert_eq!(send(10 << 10).await, b"ANSWER", "{mark}");
+            // A quiet connection of the same rule.
+            let address = (Ipv4Addr::new(198, 18, 0, 1), world.port);
+            let (mut quiet, inside) = UnixStream::pair().unwrap();
+            let proxy = world.proxy.clone();
+            tokio::task::spawn_local(async move { proxy.redirected(inside, Ok(address.into())).await });
+            quiet.write_all(if mark == "+http" { b"GET" } else { b"\0" }).await.unwrap();
+            let answer = send(200 << 10).await;
+            assert!(!answer.ends_with(b"ANSWER"), "{mark}");
+            let arrived = world.arrived.borrow().len();
+            assert!(arrived <= 90 << 10, "{mark}: {arrived}");
+            assert!(arrived >= 20 << 10, "{mark}: {arrived} of 90 KiB");
+            let ended = timeout(Duration::from_secs(5), quiet.read(&mut [0; 9])).await.unwrap();
+            assert_eq!(ended.unwrap_or(0), 0, "{mark}");
+            assert!(!send(1).await.ends_with(b"ANSWER"), "{mark}");
+            assert_eq!(world.arrived(), "", "{mark}");
+            assert!(world.last().why.ends_with("has spent its budget of 100KiB"), "{}", world.last().why);
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_rate_counts_connections() {
+    local(async {
+        let world = World::new("+tcp", b"").await;
+        let limit = proto::egress::RuleLimit { rate: Some("2/h".into()), bytes: None };
+        let rule = EgressRule::allow(format!("localhost:{}+tcp+private", world.port));
+        *world.proxy.policy.borrow_mut() = Policy::new(&[EgressRule { limit: Some(limit), ..rule }]).unwrap();
+        for _ in 0..2 {
+            assert_eq!(world.dial_name(&[b"hi\n"]).await, b"ANSWER");
+        }
+        world.dial_name(&[b"hi\n"]).await;
+        assert_eq!(world.arrived(), "");
+        assert!(world.last().why.ends_with("has spent its rate of 2/h"), "{}", world.last().why);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_connection_ends_with_the_window_of_its_rule() {
+    local(async {
+        let world = World::new("+tcp", b"").await;
+        let rule = EgressRule {
+            window: Some("mon-fri 08:00-18:00".into()),
+            ..EgressRule::allow(format!("localhost:{}+tcp+private", world.port))
+        };
+        let at = |hour: u64| std::time::UNIX_EPOCH + Duration::from_secs(1_767_571_200 + hour * 3600);
+        let policy = Policy::new(&[rule]).unwrap();
+        *world.proxy.policy.borrow_mut() = policy.clone().at(at(17));
+        let (mut program, inside) = UnixStream::pair().unwrap();
+        let (proxy, port) = (world.proxy.clone(), world.port);
+        tokio::task::spawn_local(async move {
+            proxy.redirected(inside, Ok((Ipv4Addr::new(198, 18, 0, 1), port).into())).await
+        });
+        while world.proxy.flows.len() == 0 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(world.proxy.flows.close_denied(&world.proxy.policy.borrow()), 0);
+        *world.proxy.policy.borrow_mut() = policy.at(at(18));
+        assert_eq!(world.proxy.flows.close_denied(&world.proxy.policy.borrow()), 1);
+        let ended = timeout(Duration::from_secs(5), program.read(&mut [0; 9])).await.unwrap();
+        assert_eq!(ended.unwrap_or(0), 0);
+        world.dial_name(&[b"hi\n"]).await;
+        assert!(world.last().why.contains("counts only in its window"), "{}", world.last().why);
     })
     .await;
 }

@@ -33,6 +33,16 @@ impl Denial {
         Self { status: 403, why: why.into() }
     }
 
+    /// The rule allows it, and not so often.
+    pub fn too_many(why: String) -> Self {
+        Self { status: 429, why }
+    }
+
+    /// The policy changed while the request waited for its host.
+    pub fn policy_changed() -> Self {
+        Self { status: 503, why: "the policy changed meanwhile: try again".into() }
+    }
+
     /// No server of the name answers.
     pub fn unreachable(why: impl Into<String>) -> Self {
         Self { status: UNREACHABLE, why: why.into() }
@@ -114,7 +124,7 @@ pub fn explanation(to: &str, denial: &Denial) -> String {
 fn http_answer(to: &str, denial: &Denial) -> Vec<u8> {
     let (status, text) = (denial.status, explanation(to, denial));
     // Many programs print no more than the status line.
-    let reason = if status == UNREACHABLE { "Unreachable" } else { "Denied" };
+    let reason = if status == UNREACHABLE { "Unreachable" } else { "Denied by Palisade" };
     let len = text.len();
     format!(
         "HTTP/1.1 {status} {reason}\r\ncontent-type: text/plain\r\ncontent-length: {len}\r\nconnection: close\r\n\r\n{text}"

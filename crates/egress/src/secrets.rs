@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// A secret with its value.
-pub struct Secret {
+pub struct OpenSecret {
     pub name: String,
     pub placeholder: String,
     pub fields: SecretFields,
@@ -25,7 +25,7 @@ pub struct Secret {
 
 /// The secrets of a Body.
 #[derive(Default)]
-pub struct SecretTable(Vec<Rc<Secret>>);
+pub struct SecretTable(Vec<Rc<OpenSecret>>);
 
 /// The context for which the value of a secret is sealed.
 fn context(name: &str) -> String {
@@ -35,12 +35,12 @@ fn context(name: &str) -> String {
 impl SecretTable {
     /// Opens the secrets of orders.
     pub fn open(secrets: &[EgressSecret], key: Option<&SealKey>) -> Self {
-        let open = |secret: &EgressSecret| Rc::new(Secret::open(secret, key));
+        let open = |secret: &EgressSecret| Rc::new(OpenSecret::open(secret, key));
         Self(secrets.iter().map(open).collect())
     }
 
     /// The secrets in their order.
-    pub fn iter(&self) -> impl Iterator<Item = &Rc<Secret>> {
+    pub fn iter(&self) -> impl Iterator<Item = &Rc<OpenSecret>> {
         self.0.iter()
     }
 
@@ -50,12 +50,12 @@ impl SecretTable {
     }
 
     /// The secret of a name.
-    pub fn find(&self, name: &str) -> Option<&Rc<Secret>> {
+    pub fn find(&self, name: &str) -> Option<&Rc<OpenSecret>> {
         self.0.iter().find(|secret| secret.name == name)
     }
 }
 
-impl Secret {
+impl OpenSecret {
     fn open(secret: &EgressSecret, key: Option<&SealKey>) -> Self {
         let value = key.and_then(|key| key.open(&context(&secret.name), &secret.sealed).ok());
         Self {
@@ -115,8 +115,8 @@ pub mod tests {
     use super::*;
 
     /// A secret of `hosts` with the value `value-of-NAME`.
-    pub fn secret(name: &str, hosts: &[&str], fields: SecretFields) -> Rc<Secret> {
-        Rc::new(Secret {
+    pub fn secret(name: &str, hosts: &[&str], fields: SecretFields) -> Rc<OpenSecret> {
+        Rc::new(OpenSecret {
             name: name.into(),
             placeholder: format!("{name}-{PLACEHOLDER_MARK}aaaa"),
             fields,
@@ -126,7 +126,7 @@ pub mod tests {
     }
 
     /// A table of secrets.
-    pub fn table(secrets: Vec<Rc<Secret>>) -> SecretTable {
+    pub fn table(secrets: Vec<Rc<OpenSecret>>) -> SecretTable {
         SecretTable(secrets)
     }
 

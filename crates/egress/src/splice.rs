@@ -3,12 +3,12 @@
 use std::{io, rc::Rc, time::Duration};
 
 use tokio::{
-    io::{AsyncReadExt, AsyncWrite, AsyncWriteExt},
-    net::TcpStream,
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
     time::{Instant, timeout_at},
 };
 
 use crate::{
+    budgets::Meter,
     client::{ClientStream, PATIENCE, ProxyClient},
     first_bytes::{FirstBytes, FirstBytesVerdict},
     idle::IdleClock,
@@ -25,27 +25,33 @@ const PIECE_LEN: usize = 4096;
 /// they are known to name no other host; bytes of the host are never held. An opening keeps the host's first ones.
 pub async fn splice<S: ClientStream>(
     client: &mut ProxyClient<S>,
-    upstream: TcpStream,
+    upstream: impl AsyncRead + AsyncWrite,
     judged: Option<&Target>,
     opening: Option<Rc<HostOpening>>,
+    meter: &Meter,
 ) -> io::Result<Result<(), Denial>> {
     let ahead = std::mem::take(&mut client.ahead);
     let (mut from_client, to_client) = tokio::io::split(&mut client.stream);
     let mut to_client = TappedWriter::new(to_client, opening);
-    let (mut from_host, mut to_host) = upstream.into_split();
+    let (mut from_host, mut to_host) = tokio::io::split(upstream);
     let clock = IdleClock::new();
     let up = async {
         match judged {
-            None => to_host.write_all(&ahead).await?,
+            None => {
+                meter.spend(ahead.len())?;
+                to_host.write_all(&ahead).await?;
+            }
             Some(target) => {
-                if let Err(denial) = judge_first(&ahead, &mut from_client, &mut to_host, target).await? {
+                if let Err(denial) =
+                    judge_first(&ahead, &mut from_client, &mut to_host, (target, meter)).await?
+                {
                     return Ok(Err(denial));
                 }
             }
         }
-        clock.copy(&mut from_client, &mut to_host).await.map(Ok)
+        clock.copy(&mut from_client, &mut to_host, meter).await.map(Ok)
     };
-    let down = clock.copy(&mut from_host, &mut to_client);
+    let down = clock.copy(&mut from_host, &mut to_client, meter);
     let (mut up, mut down) = (std::pin::pin!(up), std::pin::pin!(down));
     tokio::select! {
         error = clock.expired() => Err(error),
@@ -69,9 +75,9 @@ pub async fn splice<S: ClientStream>(
 /// Forwards the first bytes as soon as they may go out.
 async fn judge_first(
     ahead: &[u8],
-    from: &mut (impl tokio::io::AsyncRead + Unpin),
+    from: &mut (impl AsyncRead + Unpin),
     to: &mut (impl AsyncWrite + Unpin),
-    target: &Target,
+    (target, meter): (&Target, &Meter),
 ) -> io::Result<Result<(), Denial>> {
     let mut first = FirstBytes::default();
     let (mut held, mut begun) = (ahead.to_vec(), None);
@@ -79,7 +85,10 @@ async fn judge_first(
     loop {
         let now = Instant::now();
         let until = match verdict {
-            FirstBytesVerdict::Pass => return to.write_all(&held).await.map(Ok),
+            FirstBytesVerdict::Pass => {
+                meter.spend(held.len())?;
+                return to.write_all(&held).await.map(Ok);
+            }
             FirstBytesVerdict::Deny(why) => return Ok(Err(Denial::forbidden(why))),
             FirstBytesVerdict::Incomplete => Some(*begun.get_or_insert(now + PATIENCE)),
             FirstBytesVerdict::Unclear if held.is_empty() => None,
@@ -98,6 +107,7 @@ async fn judge_first(
                 }
                 // The program waits for the host. Later bytes are still judged.
                 Err(_) => {
+                    meter.spend(held.len())?;
                     to.write_all(&std::mem::take(&mut held)).await?;
                     continue;
                 }
@@ -107,7 +117,10 @@ async fn judge_first(
             // An unfinished hello or request goes nowhere.
             return match verdict {
                 FirstBytesVerdict::Incomplete => Err(io::ErrorKind::UnexpectedEof.into()),
-                _ => to.write_all(&held).await.map(Ok),
+                _ => {
+                    meter.spend(held.len())?;
+                    to.write_all(&held).await.map(Ok)
+                }
             };
         }
         held.extend_from_slice(&piece[..len]);

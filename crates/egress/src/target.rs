@@ -70,6 +70,14 @@ impl Target {
         }
     }
 
+    /// The target as the `Forwarded` header of a request names it that goes to another host.
+    pub fn forwarded(&self, usual_port: u16) -> String {
+        match &self.host {
+            Host::Name(name) if self.port == usual_port => format!("host={name}"),
+            _ => format!("host=\"{self}\""),
+        }
+    }
+
     /// The rule by which a connection to the target waits for a decision.
     pub fn asking(&self, policy: &Policy) -> Option<String> {
         match &self.host {

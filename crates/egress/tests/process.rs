@@ -87,6 +87,7 @@ impl Supervisor {
             UnixListener::bind(dir.join("egress.sock")).unwrap().into(),
             File::options().append(true).create(true).open(dir.join("events")).unwrap().into(),
             UnixListener::bind(dir.join("control.sock")).unwrap().into(),
+            UnixListener::bind(dir.join("peers.sock")).unwrap().into(),
             tcp("127.0.0.1", REDIRECT_PORT),
             tcp("::1", REDIRECT_PORT),
             UdpSocket::bind("127.0.0.1:53").unwrap().into(),
@@ -306,10 +307,10 @@ fn check_control(supervisor: &Supervisor, rules: &[String], a: Ipv4Addr, port: u
     stream.read_exact(&mut [0; 12]).unwrap();
     let state = |generation, open, closed| EgressReply::State { generation, open, closed };
     assert_eq!(supervisor.control(&EgressControl::Status), state(1, 1, 0));
-    let bad = supervisor.control(&EgressControl::Replace(orders(&["no rule".into()], 2)));
+    let bad = supervisor.control(&EgressControl::Replace(Box::new(orders(&["no rule".into()], 2))));
     assert!(matches!(bad, EgressReply::Refused { .. }), "{bad:?}");
-    assert_eq!(supervisor.control(&EgressControl::Replace(orders(rules, 2))), state(2, 1, 0));
-    assert_eq!(supervisor.control(&EgressControl::Replace(orders(&[], 3))), state(3, 0, 1));
+    assert_eq!(supervisor.control(&EgressControl::Replace(Box::new(orders(rules, 2)))), state(2, 1, 0));
+    assert_eq!(supervisor.control(&EgressControl::Replace(Box::new(orders(&[], 3)))), state(3, 0, 1));
     assert_eq!(stream.read(&mut [0; 9]).unwrap_err().kind(), ErrorKind::ConnectionReset);
     assert_eq!(look_up("a.test"), Err(3));
     assert!(ask((a, port), b"hi\n").is_err());

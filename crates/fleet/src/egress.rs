@@ -18,15 +18,22 @@ use std::{
 use body::egress::{CERTIFICATES, EgressDir, Position};
 use proto::{
     BodyId, Draft, Event, EventData, Failure, Kind, Spec,
-    egress::{Decision, DecisionKind, EgressOrders, EgressRule, ORDERS, Policy, SpoolLine},
-    event_data::{DecodedEvent, NetworkAllowed, NetworkAsked, NetworkCounted, NetworkDenied, NetworkNamed},
+    egress::{
+        BodyIdentity, Decision, DecisionKind, EgressOrders, EgressRule, JAVA_CERTIFICATES, ORDERS, Policy,
+        RuleAction, SpoolLine,
+    },
+    event_data::{
+        DecodedEvent, NetworkAllowed, NetworkAsked, NetworkCounted, NetworkDenied, NetworkNamed, NetworkSpent,
+    },
     spec::{self, BodyRole},
 };
+use serde::{Deserialize, Serialize};
 use store::EventQuery;
 
 use crate::{
     Fleet, Log,
-    network::{check, names_hosts},
+    network::{check, check_accept, names_hosts},
+    records::{KEYS, key_of},
     secrets::BodyAuthority,
 };
 
@@ -125,6 +132,7 @@ impl EgressProxies<'_> {
         let authority = self.authority(spec)?;
         let orders = self.orders(spec, None)?;
         check(&orders.rules)?;
+        check_accept(&orders.accept)?;
         dir.prepare(self.bundle().as_deref(), &authority.certificate).map_err(cannot)?;
         dir.write_orders(&orders).map_err(cannot)
     }
@@ -135,10 +143,36 @@ impl EgressProxies<'_> {
         let egress = spec.egress.clone().unwrap_or_default();
         let key = self.fleet.secrets().key()?;
         let flush = self.fleet.launch_context.flush;
-        let mut orders = EgressOrders::new(egress.all_rules(), egress.generation, flush);
+        let body = self.identity(spec)?;
+        let ceiling = self.ceiling(body.owner.as_deref())?;
+        let mut orders = EgressOrders {
+            body: Some(body),
+            accept: egress.accept.clone(),
+            ceiling,
+            ..EgressOrders::new(egress.all_rules(), egress.generation, flush)
+        };
         self.fleet.secrets().give_to_process(&mut orders, &egress.secrets, kept, &key)?;
         let authority = self.authority(spec)?.sign(&orders, &key)?;
         Ok(EgressOrders { authority, ..orders })
+    }
+
+    /// The Body, as the rules of others know it.
+    fn identity(&self, spec: &Spec) -> Result<BodyIdentity, Failure> {
+        let owner = self.fleet.leases().get(&spec.id)?.and_then(|lease| lease.owner);
+        Ok(BodyIdentity { id: spec.id.clone(), name: spec.name.clone(), owner })
+    }
+
+    /// The ceiling for the Bodies of an owner. Keys never change and stay in the records, so no Body keeps a copy.
+    fn ceiling(&self, owner: Option<&str>) -> Result<Option<Vec<EgressRule>>, Failure> {
+        let Some(owner) = owner else { return Ok(None) };
+        let key = self.fleet.table::<KeyCeiling>(KEYS).get(&key_of([owner])?)?;
+        Ok(key.map(|key| key.value.network).filter(|rules| !rules.is_empty()).map(with_floor_only))
+    }
+
+    /// The ceiling of the key that owns a Body; none without one.
+    pub(crate) fn ceiling_of(&self, id: &BodyId) -> Result<Option<Vec<EgressRule>>, Failure> {
+        let owner = self.fleet.leases().get(id)?.and_then(|lease| lease.owner);
+        self.ceiling(owner.as_deref())
     }
 
     /// The orders that the Body's egress proxy has; none without a proxy.
@@ -216,6 +250,21 @@ impl EgressProxies<'_> {
     }
 }
 
+/// The part of a key's record that limits the networks of its Bodies.
+#[derive(Serialize, Deserialize)]
+struct KeyCeiling {
+    #[serde(default)]
+    network: Vec<EgressRule>,
+}
+
+/// The ceiling of a key; denials alone leave everything else as it is.
+fn with_floor_only(mut rules: Vec<EgressRule>) -> Vec<EgressRule> {
+    if rules.iter().all(|rule| rule.action == RuleAction::Deny) {
+        rules.extend(["*:*+private", "**.body.internal:*"].map(EgressRule::allow));
+    }
+    rules
+}
+
 impl Log {
     /// Imports the decisions of every egress proxy into the log.
     pub fn drain_all_egress(&self) -> Result<(), Failure> {
@@ -250,6 +299,7 @@ fn spool_end(event: &Event) -> Option<u64> {
         | DecodedEvent::Known(EventData::NetworkDenied(NetworkDenied { spool, .. }))
         | DecodedEvent::Known(EventData::NetworkCounted(NetworkCounted { spool, .. }))
         | DecodedEvent::Known(EventData::NetworkAsked(NetworkAsked { spool, .. }))
+        | DecodedEvent::Known(EventData::NetworkSpent(NetworkSpent { spool, .. }))
         | DecodedEvent::Known(EventData::NetworkNamed(NetworkNamed { spool, .. })) => spool,
         _ => None,
     }
@@ -260,17 +310,22 @@ fn draft(id: &BodyId, end: u64, line: SpoolLine) -> Draft {
     let decided = std::time::UNIX_EPOCH + std::time::Duration::from_micros(line.at_us);
     let decided_at = Some(store::clock::rfc3339(decided));
     let spool = Some(end);
-    let Decision { to, allowed, why, count, address } = line.data;
+    let Decision { to, allowed, why, count, address, spent, from } = line.data;
+    let from = from.map(|from| from.to_string());
     let data: EventData = match (line.kind, address) {
         (DecisionKind::Named, Some(address)) => NetworkNamed { to, address, decided_at, spool }.into(),
         // A line without an address is no such line, and the spool's parser refuses it.
+        (DecisionKind::Spent, _) => {
+            let bytes = spent.map_or(0, |spent| spent.bytes);
+            NetworkSpent { to, bytes, why, decided_at, spool }.into()
+        }
         (DecisionKind::Allowed | DecisionKind::Named, _) => {
-            NetworkAllowed { to, allowed, why, decided_at, spool }.into()
+            NetworkAllowed { to, allowed, why, decided_at, spool, from }.into()
         }
         (DecisionKind::Asked, _) => NetworkAsked { to, allowed, why, decided_at, spool }.into(),
-        (DecisionKind::Denied, _) => NetworkDenied { to, allowed, why, decided_at, spool }.into(),
+        (DecisionKind::Denied, _) => NetworkDenied { to, allowed, why, decided_at, spool, from }.into(),
         (DecisionKind::Counted, _) => {
-            NetworkCounted { to, allowed, why, count: count.unwrap_or(1), decided_at, spool }.into()
+            NetworkCounted { to, allowed, why, count: count.unwrap_or(1), decided_at, spool, from }.into()
         }
     };
     Draft::about(id, data)
@@ -316,8 +371,13 @@ pub(crate) fn proxy_env(bundle: Option<&Path>) -> BTreeMap<String, String> {
         names.iter().map(|name| ((*name).to_owned(), proxy.clone())).collect();
     // Programs that know no such variable: Node's own http and fetch, Java, and Electron's downloader.
     let (host, port) = ("127.0.0.1", proto::guest::EGRESS_PORT);
-    let java =
-        ["http", "https"].map(|scheme| format!("-D{scheme}.proxyHost={host} -D{scheme}.proxyPort={port}"));
+    let mut java: Vec<String> = ["http", "https"]
+        .iter()
+        .map(|scheme| format!("-D{scheme}.proxyHost={host} -D{scheme}.proxyPort={port}"))
+        .collect();
+    if bundle.is_some() {
+        java.push(format!("-Djavax.net.ssl.trustStore={}/{JAVA_CERTIFICATES}", proto::guest::EGRESS_DIR));
+    }
     env.insert("JAVA_TOOL_OPTIONS".into(), java.join(" "));
     env.extend(
         ["NODE_USE_ENV_PROXY", "ELECTRON_GET_USE_PROXY"].map(|name| (name.to_owned(), "1".to_owned())),
@@ -367,7 +427,11 @@ mod tests {
         assert_eq!(env["https_proxy"], format!("http://127.0.0.1:{}", proto::guest::EGRESS_PORT));
         assert_eq!(env["no_proxy"], "localhost,127.0.0.1,::1");
         assert_eq!(env["SSL_CERT_FILE"], "/run/palisade/certificates.pem");
+        assert!(
+            env["JAVA_TOOL_OPTIONS"].ends_with(" -Djavax.net.ssl.trustStore=/run/palisade/certificates.p12")
+        );
         assert!(!proxy_env(None).contains_key("SSL_CERT_FILE"));
+        assert!(!proxy_env(None)["JAVA_TOOL_OPTIONS"].contains("trustStore"));
     }
 
     #[test]

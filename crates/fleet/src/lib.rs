@@ -84,8 +84,8 @@ pub use mounts::mount_warnings;
 pub use names::Names;
 pub use network::{
     GrantedSecret, NetworkProposal, NetworkRequest, NetworkState, PolicyChange, PolicyChanger, PolicyForce,
-    PolicyVerdict, Preset, RuleReach, WantedTarget, allowing_command, allowing_target, judge_target,
-    network_warnings, registries, rule_reach,
+    PolicyPart, PolicyVerdict, Preset, RuleReach, WantedTarget, allowing_command, allowing_target,
+    judge_target, network_warnings, registries, rule_reach,
 };
 pub use pool::Pool;
 pub use request::{Create, Disconnect, ExecRequest, Stdin, TtySize};

@@ -18,7 +18,7 @@ use proto::{
 
 use crate::{
     BodyView, Discard, Fleet, OwnedBody, Rest, Status, blocking::run_blocking, create::StartOccasion,
-    failures, secrets::live_variables, shutdown_wait,
+    failures, receipt::request_receipt, secrets::live_variables, shutdown_wait,
 };
 
 /// Whether a running Body may be removed.
@@ -315,7 +315,7 @@ impl Fleet {
                     driver.resume(&running)
                 })?;
                 if driver.capabilities().contains(Capability::Receipts) {
-                    self.request_receipt(&dir, id, "resume").await?;
+                    request_receipt(self, &dir, id, "resume").await?;
                 }
             }
             ProcessState::Running(_) => {}

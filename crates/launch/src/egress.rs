@@ -8,7 +8,7 @@
 
 use std::{
     fs::{File, Permissions},
-    io::{self, BufRead, BufReader, Read, Write},
+    io::{self, Read, Write},
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
         unix::{
@@ -25,8 +25,8 @@ use std::{
 use proto::{
     Mechanism,
     egress::{
-        CERTIFICATES, CONTROL, EgressAnswer, EgressOrders, EgressStart, MESSAGE_LEN_MAX, ORDERS, PROGRAM,
-        SHARED, SOCKET, SPOOL, TRANSPARENT,
+        CERTIFICATES, CONTROL, EgressAnswer, EgressOrders, EgressStart, PEERS, PROGRAM, SHARED, SOCKET,
+        SPOOL, TRANSPARENT,
     },
     launch::{EgressPlan, LaunchPlan},
 };
@@ -36,9 +36,12 @@ use rustix::{
     process::{Pid, Signal, WaitOptions},
 };
 
-use crate::report::{StepError, StepExt};
+use crate::{
+    peers::{EgressLink, PeerConnector, read_orders},
+    report::{StepError, StepExt},
+};
 
-const ANSWER_LEN_MAX: u64 = 64 << 10;
+const ANSWER_LEN_MAX: usize = 64 << 10;
 const KEY_LEN_MAX: u64 = 1 << 10;
 /// How long a new proxy may take to confine itself.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
@@ -70,6 +73,8 @@ struct EgressFiles {
     listener: OwnedFd,
     /// The socket on which `pal` sends new orders.
     control: OwnedFd,
+    /// The socket on which the egress processes of other Bodies connect.
+    peers: OwnedFd,
     spool: OwnedFd,
 }
 
@@ -83,6 +88,8 @@ struct ProxyProcess {
     pid: Pid,
     handle: OwnedFd,
     since: Instant,
+    /// Takes its requests for connections; none once it has broken.
+    link: Option<EgressLink>,
 }
 
 /// A proxy that was just started, and the supervisor's end of the socket to it.
@@ -113,10 +120,13 @@ impl EgressProxy {
             state: State::Waiting(Instant::now()),
             pause: PAUSE_MIN,
         };
-        let StartedProxy { process, socket } = proxy.spawn().step(step)?;
-        proxy.state = State::Running(process);
+        let StartedProxy { mut process, socket } = proxy.spawn().step(step)?;
         match read_answer(&socket).step(step)? {
-            EgressAnswer::Ready { landlock } => Ok(Some((proxy, mechanism(landlock)))),
+            EgressAnswer::Ready { landlock } => {
+                process.link = Some(EgressLink::new(socket).step(step)?);
+                proxy.state = State::Running(process);
+                Ok(Some((proxy, mechanism(landlock))))
+            }
             EgressAnswer::Failed { step: at, cause } => {
                 Err(StepError::new(step, format!("the egress proxy cannot {at}: {cause}")))
             }
@@ -136,7 +146,8 @@ impl EgressProxy {
             .stderr(Stdio::from(self.log.try_clone()?))
             .spawn()?;
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::NotFound)?;
-        let process = ProxyProcess { pid, handle: sys::process::open(pid)?, since: Instant::now() };
+        let process =
+            ProxyProcess { pid, handle: sys::process::open(pid)?, since: Instant::now(), link: None };
         let told = self.tell(&socket, orders);
         if told.is_err() {
             end(&process);
@@ -146,8 +157,8 @@ impl EgressProxy {
 
     fn tell(&self, mut socket: &UnixStream, orders: EgressOrders) -> io::Result<()> {
         self.files.rewind()?;
-        let EgressFiles { listener, control, spool } = &self.files;
-        for fd in [listener, spool, &self.body, control].into_iter().chain(&self.redirected) {
+        let EgressFiles { listener, control, peers, spool } = &self.files;
+        for fd in [listener, spool, &self.body, control, peers].into_iter().chain(&self.redirected) {
             sys::fd::send(socket.as_fd(), fd.as_fd())?;
         }
         let bundle = Some(self.plan.dir.join(SHARED).join(CERTIFICATES)).filter(|bundle| bundle.exists());
@@ -157,12 +168,14 @@ impl EgressProxy {
         socket.write_all(&line)
     }
 
-    /// A pidfd of the proxy, to poll for its end.
-    pub fn handle(&self) -> Option<BorrowedFd<'_>> {
-        match &self.state {
-            State::Running(process) => Some(process.handle.as_fd()),
+    /// The descriptors to poll: one for the proxy's end, and one for its requests for connections.
+    pub fn watched(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let process = match &self.state {
+            State::Running(process) => Some(process),
             State::Waiting(_) => None,
-        }
+        };
+        let link = process.and_then(|process| process.link.as_ref()).map(AsFd::as_fd);
+        process.map(|process| process.handle.as_fd()).into_iter().chain(link)
     }
 
     /// How long until [`EgressProxy::tend`] must be called again if nothing else happens.
@@ -173,8 +186,16 @@ impl EgressProxy {
         }
     }
 
-    /// Restarts a proxy that has died, once its pause is over.
+    /// Opens the connections that the proxy asks for, and restarts a proxy that has died, once its pause is over.
     pub fn tend(&mut self) {
+        if let State::Running(process) = &mut self.state
+            && let Some(link) = &mut process.link
+        {
+            let connector = PeerConnector { dir: &self.plan.dir, token: self.plan.token.as_deref() };
+            if link.answer(&connector).is_err() {
+                process.link = None;
+            }
+        }
         if let State::Running(process) = &self.state
             && let Ok(Some(_)) = rustix::process::waitpid(Some(process.pid), WaitOptions::NOHANG)
         {
@@ -188,7 +209,10 @@ impl EgressProxy {
         {
             match self.spawn() {
                 // If the proxy fails, it writes the reason to the log.
-                Ok(StartedProxy { process, .. }) => self.state = State::Running(process),
+                Ok(StartedProxy { process, socket }) => {
+                    let link = EgressLink::new(socket).ok();
+                    self.state = State::Running(ProxyProcess { link, ..process });
+                }
                 Err(_) => self.wait_a_while(),
             }
         }
@@ -208,6 +232,7 @@ impl EgressProxy {
         }
         let _ = std::fs::remove_file(self.plan.dir.join(SHARED).join(SOCKET));
         let _ = std::fs::remove_file(self.plan.dir.join(CONTROL));
+        let _ = std::fs::remove_file(self.plan.dir.join(PEERS));
     }
 }
 
@@ -225,6 +250,7 @@ impl EgressFiles {
             // Programs of the Body connect with ids other than ours.
             listener: listen(&dir.join(SHARED), SOCKET, 0o666)?,
             control: listen(dir, CONTROL, 0o600)?,
+            peers: listen(dir, PEERS, 0o600)?,
             spool: spool.into(),
         })
     }
@@ -250,11 +276,6 @@ fn listen(dir: &Path, name: &str, mode: u32) -> io::Result<OwnedFd> {
     Ok(listener.into())
 }
 
-/// Reads the newest orders, which `pal` replaces atomically.
-fn read_orders(dir: &Path) -> io::Result<EgressOrders> {
-    Ok(serde_json::from_str(&sys::fd::read_small(&dir.join(ORDERS), MESSAGE_LEN_MAX)?)?)
-}
-
 /// Reads the key of the sealed parts of orders; none where no secret was ever stored.
 fn read_key(path: &Path) -> io::Result<Option<String>> {
     match sys::fd::read_small(path, KEY_LEN_MAX) {
@@ -266,15 +287,16 @@ fn read_key(path: &Path) -> io::Result<Option<String>> {
 
 fn read_answer(socket: &UnixStream) -> io::Result<EgressAnswer> {
     socket.set_read_timeout(Some(ANSWER_PATIENCE))?;
-    let mut line = String::new();
-    BufReader::new(socket.take(ANSWER_LEN_MAX)).read_line(&mut line)?;
-    serde_json::from_str(&line).map_err(|_| io::Error::other("the egress proxy ended without an answer"))
+    // Byte by byte, because requests may follow.
+    let bytes = socket.bytes().take(ANSWER_LEN_MAX).take_while(|byte| !matches!(byte, Ok(b'\n')));
+    let line = bytes.collect::<io::Result<Vec<u8>>>()?;
+    serde_json::from_slice(&line).map_err(|_| io::Error::other("the egress proxy ended without an answer"))
 }
 
 fn mechanism(landlock: i64) -> Mechanism {
     let name = "egress process";
     let held = "no new privileges, an allow-list of system calls: no exec, no file opened for writing, no socket but of \
-                the Internet";
+                the Internet; connections to other Bodies come from its supervisor";
     match landlock {
         0 => Mechanism::degraded(name, format!("{held}; this kernel has no Landlock")),
         abi => Mechanism::enforced(
@@ -288,7 +310,7 @@ fn mechanism(landlock: i64) -> Mechanism {
 mod tests {
     use std::os::unix::fs::FileTypeExt;
 
-    use proto::egress::Flush;
+    use proto::egress::{Flush, MESSAGE_LEN_MAX, ORDERS};
 
     use super::*;
 
@@ -304,7 +326,9 @@ mod tests {
         let dir = scratch(&"long".repeat(30));
         for _ in 0..2 {
             let files = EgressFiles::open(&dir).unwrap();
-            for (path, mode) in [(dir.join(SHARED).join(SOCKET), 0o666), (dir.join(CONTROL), 0o600)] {
+            for (path, mode) in
+                [(dir.join(SHARED).join(SOCKET), 0o666), (dir.join(CONTROL), 0o600), (dir.join(PEERS), 0o600)]
+            {
                 let found = path.metadata().unwrap();
                 assert!(found.file_type().is_socket());
                 assert_eq!(found.permissions().mode() & 0o777, mode, "{path:?}");

@@ -19,6 +19,7 @@ mod kernel_mounts;
 mod lock_down;
 mod lower_dirs;
 mod network;
+mod peers;
 mod report;
 mod root;
 mod supervisor;

@@ -539,9 +539,8 @@ fn wait(plan: &LaunchPlan, kept: &mut RunningBody, started: Instant) -> Option<K
             watched.push(PollFd::new(&stdin, PollFlags::IN));
         }
         let proxy = kept.egress.as_ref();
-        watched.extend(
-            proxy.and_then(EgressProxy::handle).map(|handle| PollFd::from_borrowed_fd(handle, PollFlags::IN)),
-        );
+        let of_proxy = proxy.into_iter().flat_map(EgressProxy::watched);
+        watched.extend(of_proxy.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         let rest = match &kept.record {
             Some(_) => Some(RECORD_AFTER),
             None => (!trimmed).then_some(REST_AFTER),

@@ -80,6 +80,9 @@ pub struct EgressPlan {
     pub dir: PathBuf,
     /// The file with the key of the sealed parts of the orders.
     pub key: PathBuf,
+    /// The token of the Body's guest, with which the supervisor opens the ports that other Bodies may reach.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token: Option<String>,
 }
 
 /// A symlink whose target names the owner of a resource.

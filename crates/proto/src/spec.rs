@@ -91,6 +91,9 @@ pub struct Egress {
     /// The secrets that the Body may use.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub secrets: Vec<SecretGrant>,
+    /// Other Bodies that may connect, each as `BODY:PORTS`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub accept: Vec<String>,
 }
 
 /// The right of a Body to use a secret.

@@ -6,7 +6,11 @@
 //! Invariant: every API resolves a name exactly as `fleet` does when it creates the Body.
 
 use fleet::{Fleet, Lease, NetworkRequest, Preset, RuleReach, SnapshotView, rule_reach};
-use proto::{Failure, Kind, egress::EgressRule, template::Template};
+use proto::{
+    BodyId, Failure, Kind,
+    egress::{AcceptList, EgressRule, body_label},
+    template::Template,
+};
 
 use crate::{Caller, InternetAccess, KeyReach, Scope};
 
@@ -61,17 +65,25 @@ pub fn usable(fleet: &Fleet, caller: &Caller, asked: &str) -> Result<(), Failure
     }
 }
 
+/// The network access that the operator lets a caller give: a key with a ceiling may give one below it, whatever holds for
+/// other keys.
+pub fn internet_of(internet: InternetAccess, caller: &Caller) -> InternetAccess {
+    if caller.has_ceiling { InternetAccess::Allowed } else { internet }
+}
+
 /// Checks that a caller may ask for this network. Keys of scope `run` may as far as the operator lets them, and never
-/// reach this host or private networks.
+/// reach this host or private networks. A key with a ceiling may ask for anything, because the ceiling decides. Rules
+/// about other Bodies need no right, because those must accept the Body.
 pub fn check_network(
     internet: InternetAccess,
     caller: &Caller,
     request: &NetworkRequest,
 ) -> Result<(), Failure> {
-    let is_closed = *request
+    let request = without_bodies(request);
+    let is_closed = request
         == NetworkRequest { presets: request.presets.clone(), ..NetworkRequest::default() }
         && request.presets.iter().all(|preset| *preset == Preset::Closed);
-    if caller.scope == Scope::Admin || is_closed {
+    if caller.scope == Scope::Admin || caller.has_ceiling || is_closed {
         return Ok(());
     }
     if internet == InternetAccess::Denied {
@@ -95,13 +107,60 @@ pub fn check_network(
     }
 }
 
+/// The request without what it says about other Bodies.
+fn without_bodies(request: &NetworkRequest) -> NetworkRequest {
+    let is_about_hosts = |to: &&String| !EgressRule::allow(to.as_str()).is_about_bodies();
+    let hosts = |list: &[String]| list.iter().filter(is_about_hosts).cloned().collect();
+    NetworkRequest {
+        allow: hosts(&request.allow),
+        deny: hosts(&request.deny),
+        ask: hosts(&request.ask),
+        rules: request.rules.iter().filter(|rule| !rule.is_about_bodies()).cloned().collect(),
+        accept: Vec::new(),
+        ..request.clone()
+    }
+}
+
+/// Checks that a caller reaches the Bodies that a request names by their ids; to others they do not exist.
+pub fn check_named_bodies(fleet: &Fleet, caller: &Caller, request: &NetworkRequest) -> Result<(), Failure> {
+    let accept = AcceptList::new(&request.accept).unwrap_or_default();
+    let rules = request.rules.iter().map(|rule| rule.host_and_ports().to_owned());
+    let targets = request.allow.iter().chain(&request.ask).cloned().chain(rules);
+    let labels = targets.filter_map(|to| {
+        let place = EgressRule::allow(to).host_and_ports().to_ascii_lowercase();
+        body_label(place.split_once(':').map_or(&*place, |(host, _)| host))
+    });
+    for label in labels.chain(accept.bodies().cloned()) {
+        let Ok(id) = label.as_str().parse::<BodyId>() else { continue };
+        if fleet.view(&id).is_ok() && !may_reach(caller, fleet.leases().get(&id)?.as_ref()) {
+            return Err(Failure::new(Kind::NotFound, format!("there is no Body {label}"))
+                .hint("list them: GET /v1/bodies"));
+        }
+    }
+    Ok(())
+}
+
+/// Checks that a caller may change the network of a Body. With a ceiling it may do so for its own Bodies only: those of
+/// other keys have the ceilings of those keys.
+pub fn check_network_change(caller: &Caller, lease: Option<&Lease>) -> Result<(), Failure> {
+    let is_own = lease.is_some_and(|lease| lease.owner.as_deref() == Some(caller.key.as_str()));
+    match caller.has_ceiling && !is_own {
+        true => Err(Failure::new(
+            Kind::Denied,
+            "a key with a ceiling changes the networks of its own Bodies only",
+        )
+        .hint("use the key that owns the Body, or one of scope admin")),
+        false => Ok(()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn a_network_needs_the_operator_and_private_ones_an_admin() {
-        let caller = |scope| Caller { key: "k".into(), scope, reach: KeyReach::Own };
+        let caller = |scope| Caller { key: "k".into(), scope, reach: KeyReach::Own, has_ceiling: false };
         let asks = |allow: &[&str]| NetworkRequest {
             allow: allow.iter().map(|one| (*one).to_owned()).collect(),
             ..NetworkRequest::default()
@@ -115,6 +174,12 @@ mod tests {
         assert!(check(allowed, Scope::Run, &public) && !check(allowed, Scope::Run, &private));
         assert!(!check(allowed, Scope::Run, &asks(&["127.0.0.1:80"])));
         assert!(check(denied, Scope::Run, &asks(&[])));
+        // Other Bodies must agree themselves.
+        let accept = NetworkRequest { accept: vec!["app:80".into()], ..asks(&["db.body.internal:5432"]) };
+        assert!(check(denied, Scope::Run, &accept));
+        assert!(!check(denied, Scope::Run, &NetworkRequest { allow: asks(&["a.test"]).allow, ..accept }));
+        let below = Caller { has_ceiling: true, ..caller(Scope::Run) };
+        assert!(check_network(denied, &below, &private).is_ok(), "its ceiling decides");
         let closed = NetworkRequest { presets: vec![Preset::Closed], ..NetworkRequest::default() };
         assert!(check(denied, Scope::Run, &closed));
     }

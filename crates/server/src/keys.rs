@@ -21,6 +21,7 @@ use axum::http::{HeaderMap, header};
 use fleet::records::{KEYS, RecordKey, RecordTable, Records, RecordsError, Revision, key_of};
 use proto::{
     Failure, Kind,
+    egress::{EgressRule, Policy, RuleAction},
     event::hex,
     event_data::{KeyCreated, KeyQuota, KeyScope},
 };
@@ -116,6 +117,8 @@ pub struct Caller {
     pub scope: Scope,
     /// The Bodies that its key reaches besides its own.
     pub reach: KeyReach,
+    /// Whether its key has a ceiling that allows targets, so that it may give its Bodies a network below it.
+    pub has_ceiling: bool,
 }
 
 /// The rights and the name of a key that is about to be created.
@@ -130,12 +133,32 @@ pub struct KeyTerms {
     pub reach: Option<KeyReach>,
     /// The quota of all Bodies of the key together.
     pub quota: Quota,
+    /// The ceiling of their networks: rules that must allow each connection, too. Rules that deny hold alone as well.
+    pub network: Vec<EgressRule>,
 }
 
 impl KeyTerms {
-    /// A key with the default reach of its scope and without a quota.
+    /// A key with the default reach of its scope, without a quota and a ceiling.
     pub fn new(name: &str, scope: Scope) -> Self {
-        Self { name: name.to_owned(), scope, reach: None, quota: Quota::default() }
+        Self { name: name.to_owned(), scope, reach: None, quota: Quota::default(), network: Vec::new() }
+    }
+
+    /// Checks the ceiling.
+    fn check_network(&self) -> Result<(), Failure> {
+        if self.network.is_empty() {
+            return Ok(());
+        }
+        if self.scope != Scope::Run {
+            return Err(Failure::new(Kind::Usage, "only a key of scope run has a ceiling for its networks")
+                .hint("a key of scope admin may give every network, one of scope read none"));
+        }
+        if self.network.iter().any(|rule| rule.action == RuleAction::Ask || !rule.headers.is_empty()) {
+            return Err(Failure::new(
+                Kind::Usage,
+                "a ceiling allows and denies; it asks nothing and sets no headers",
+            ));
+        }
+        Policy::new(&self.network).map(drop).map_err(|error| Failure::new(Kind::Usage, error.to_string()))
     }
 
     fn reach(&self) -> Result<KeyReach, Failure> {
@@ -181,9 +204,16 @@ pub struct KeyRecord {
     /// The quota of all Bodies of this key together.
     #[serde(default)]
     pub quota: Quota,
+    /// The ceiling of their networks, which `fleet` reads here.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub network: Vec<EgressRule>,
 }
 
 impl KeyRecord {
+    fn has_ceiling(&self) -> bool {
+        self.network.iter().any(|rule| rule.action == RuleAction::Allow)
+    }
+
     /// The Bodies that the key reaches besides its own. An earlier version did not record the reach of admin keys.
     pub fn full_reach(&self) -> KeyReach {
         if self.scope == Scope::Admin { KeyReach::All } else { self.reach.clone() }
@@ -197,6 +227,7 @@ impl KeyRecord {
             scope: self.scope.into(),
             reach: Some(self.full_reach().to_string()),
             quota: self.quota.into(),
+            network: self.network.clone(),
         }
     }
 }
@@ -301,6 +332,7 @@ impl KeyStore {
 
     fn add(&self, made: &CreatedKey, terms: &KeyTerms) -> Result<KeyRecord, Failure> {
         check_name(&terms.name)?;
+        terms.check_network()?;
         let reach = terms.reach()?;
         if self.all()?.len() >= KEYS_MAX {
             return Err(Failure::new(Kind::Limit, format!("there are {KEYS_MAX} keys already")));
@@ -314,6 +346,7 @@ impl KeyStore {
             created_at: fleet::clock::now(),
             revoked_at: None,
             quota: terms.quota,
+            network: terms.network.clone(),
         };
         self.table().create(&key_of([&made.id])?, &record)?;
         Ok(record)
@@ -339,7 +372,12 @@ impl KeyStore {
         let _ = self.refresh(&mut known);
         let good = |record: &&KeyRecord| record.sha256 == asked && record.revoked_at.is_none();
         let found = known.keys.values().rfind(good)?;
-        Some(Caller { key: found.id.clone(), scope: found.scope, reach: found.full_reach() })
+        Some(Caller {
+            key: found.id.clone(),
+            scope: found.scope,
+            reach: found.full_reach(),
+            has_ceiling: found.has_ceiling(),
+        })
     }
 
     /// Reads the records that changed since the last read; usually none have, and this costs one index
@@ -436,7 +474,7 @@ mod tests {
         let stored = keys.records.list(KEYS, None).unwrap().records;
         assert!(stored.len() == 1 && !stored[0].value.contains(&first.secret));
         assert_eq!(fs::read_to_string(dir.join(FIRST)).unwrap(), format!("{}\n", first.secret));
-        let caller = Caller { key: first.id, scope: Scope::Admin, reach: KeyReach::All };
+        let caller = Caller { key: first.id, scope: Scope::Admin, reach: KeyReach::All, has_ceiling: false };
         assert_eq!(keys.caller(&first.secret), Some(caller));
         assert!(open(&dir).1.is_none());
         fs::remove_dir_all(dir).unwrap();
@@ -476,6 +514,30 @@ mod tests {
         for text in ["", "ALL", "label", "label=", "label=team", "label==web", "team=web"] {
             assert_eq!(text.parse::<KeyReach>().unwrap_err().kind, Kind::Usage, "{text}");
         }
+    }
+
+    #[test]
+    fn a_ceiling_is_for_keys_of_scope_run_and_has_rules_that_can_be_judged() {
+        let terms = |scope, rule| KeyTerms { network: vec![rule], ..KeyTerms::new("x", scope) };
+        let check = |scope, rule| terms(scope, rule).check_network().map_err(|failure| failure.kind);
+        assert_eq!(check(Scope::Run, EgressRule::allow("a.test:443")), Ok(()));
+        assert_eq!(check(Scope::Run, EgressRule::deny("*:25")), Ok(()));
+        for (scope, rule) in [
+            (Scope::Admin, EgressRule::allow("a.test")),
+            (Scope::Read, EgressRule::allow("a.test")),
+            (Scope::Run, EgressRule::ask("a.test")),
+            (Scope::Run, EgressRule::allow("https://a.test")),
+        ] {
+            assert_eq!(check(scope, rule), Err(Kind::Usage));
+        }
+        let old =
+            serde_json::json!({ "id": "a", "name": "x", "scope": "run", "sha256": "", "created_at": "" });
+        let mut old: KeyRecord = serde_json::from_value(old).unwrap();
+        assert!(!old.has_ceiling());
+        old.network = vec![EgressRule::deny("*:25")];
+        assert!(!old.has_ceiling(), "denials alone give no right to a network");
+        old.network.push(EgressRule::allow("a.test"));
+        assert!(old.has_ceiling());
     }
 
     #[test]

@@ -2,6 +2,9 @@
 //!
 //! It opens its listening socket, its spool and its timers before the filter is installed. Every other call returns
 //! `EPERM`.
+//!
+//! Invariant: descriptors come from its supervisor only. It receives them on standard input, which it can neither close
+//! nor put another socket in the place of.
 
 use std::io;
 
@@ -13,10 +16,10 @@ pub(crate) const TABLES: Tables =
 #[rustfmt::skip]
 const ALLOWED: &[SyscallGroup] = &[
     SyscallGroup { why: "read and write what is open", calls: &[
-        libc::SYS_read, libc::SYS_readv, libc::SYS_write, libc::SYS_writev, libc::SYS_close, libc::SYS_lseek,
-        libc::SYS_fdatasync, libc::SYS_fstat, libc::SYS_statx, libc::SYS_newfstatat,
+        libc::SYS_read, libc::SYS_readv, libc::SYS_write, libc::SYS_writev, libc::SYS_lseek, libc::SYS_fdatasync,
+        libc::SYS_fstat, libc::SYS_statx, libc::SYS_newfstatat,
     ]},
-    SyscallGroup { why: "sockets, once `socket` let their family; no message that could carry a descriptor", calls: &[
+    SyscallGroup { why: "sockets, once `socket` let their family; no message with a descriptor goes out", calls: &[
         libc::SYS_accept4, libc::SYS_bind, libc::SYS_connect, libc::SYS_sendto, libc::SYS_recvfrom, libc::SYS_shutdown,
         libc::SYS_getsockopt, libc::SYS_setsockopt, libc::SYS_getsockname, libc::SYS_getpeername,
     ]},
@@ -37,6 +40,9 @@ const ALLOWED: &[SyscallGroup] = &[
 ];
 
 const JUDGED: &[(libc::c_long, ArgumentRule)] = &[
+    (libc::SYS_close, ArgumentRule::NoStandardInput),
+    (libc::SYS_recvmsg, ArgumentRule::StandardInput),
+    (libc::SYS_fcntl, ArgumentRule::ReadFlags),
     (libc::SYS_socket, ArgumentRule::InternetFamily),
     (libc::SYS_openat, ArgumentRule::ReadOnlyOpen),
     (libc::SYS_mmap, ArgumentRule::NoExecutable),
@@ -76,14 +82,26 @@ mod tests {
             assert!(passes(&TABLES, call, [0, 0, (libc::PROT_READ | libc::PROT_WRITE) as u32]));
             assert!(!passes(&TABLES, call, [0, 0, (libc::PROT_READ | libc::PROT_EXEC) as u32]));
         }
+        let fd = |call, fd: u32| passes(&TABLES, call, [fd, 0, 0]);
+        assert!(
+            fd(libc::SYS_recvmsg, 0) && !fd(libc::SYS_recvmsg, 3),
+            "descriptors come from the supervisor"
+        );
+        assert!(fd(libc::SYS_close, 3) && !fd(libc::SYS_close, 0), "and from no socket in its place");
+        let fcntl = |command: i32| passes(&TABLES, libc::SYS_fcntl, [3, command as u32, 0]);
+        assert!(fcntl(libc::F_GETFL) && !fcntl(libc::F_DUPFD) && !fcntl(libc::F_DUPFD_CLOEXEC));
+        assert!(!fcntl(libc::F_SETFL) && !fcntl(libc::F_SETOWN));
         for call in [
+            libc::SYS_dup,
+            libc::SYS_dup3,
+            libc::SYS_close_range,
+            libc::SYS_recvmmsg,
             libc::SYS_execve,
             libc::SYS_execveat,
             libc::SYS_clone,
             libc::SYS_clone3,
             libc::SYS_kill,
             libc::SYS_ptrace,
-            libc::SYS_recvmsg,
             libc::SYS_sendmsg,
             libc::SYS_listen,
             libc::SYS_openat2,

@@ -105,6 +105,22 @@ pub fn receive(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     sent.ok_or_else(|| io::Error::new(io::ErrorKind::UnexpectedEof, "no descriptor was sent"))
 }
 
+/// Reads what a socket has now, with the descriptor that came along.
+pub fn read_with_descriptor(
+    socket: BorrowedFd<'_>,
+    buffer: &mut [u8],
+) -> io::Result<(usize, Option<OwnedFd>)> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+    let read = rustix::net::recvmsg(socket, &mut [io::IoSliceMut::new(buffer)], &mut ancillary, flags)?;
+    let sent = ancillary.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+        _ => None,
+    });
+    Ok((read.bytes, sent))
+}
+
 /// Moves a descriptor to a fixed number that survives exec.
 pub fn place(fd: OwnedFd, number: RawFd) -> io::Result<()> {
     // SAFETY: dup2 takes any two numbers; the source is open because we own it.

@@ -179,6 +179,8 @@ const JUDGED: &[(c_long, ArgumentRule)] = &[
     (libc::SYS_socketpair, ArgumentRule::UnixPair),
 ];
 
+const STDIN: u32 = 0;
+
 /// Rules for arguments. `clone3` hides its flags behind a pointer, so it is treated as unknown, and libraries use
 /// `clone`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -199,6 +201,12 @@ pub(crate) enum ArgumentRule {
     ReadOnlyOpen,
     /// Memory that is not executable.
     NoExecutable,
+    /// Of standard input only.
+    StandardInput,
+    /// Of any descriptor but standard input.
+    NoStandardInput,
+    /// The flags of a descriptor are read.
+    ReadFlags,
 }
 
 /// The calls of one kind of process, and the verdicts on them.
@@ -315,6 +323,9 @@ fn judge(arguments: ArgumentRule) -> Vec<sock_filter> {
         ArgumentRule::NoNamespaces => none_of(0, NAMESPACE_FLAGS as u32),
         ArgumentRule::ReadOnlyOpen => none_of(2, WRITING_FLAGS),
         ArgumentRule::NoExecutable => none_of(2, libc::PROT_EXEC as u32),
+        ArgumentRule::StandardInput => one_of(0, &[STDIN], ALLOW, vec![answer(refused)]),
+        ArgumentRule::NoStandardInput => one_of(0, &[STDIN], refused, vec![answer(ALLOW)]),
+        ArgumentRule::ReadFlags => one_of(1, &[libc::F_GETFL as u32], ALLOW, vec![answer(refused)]),
         ArgumentRule::InternetFamily => one_of(0, &FAMILIES[1..], ALLOW, vec![answer(unknown_family)]),
         ArgumentRule::NoTyping => one_of(1, &TYPING_IOCTLS, refused, vec![answer(ALLOW)]),
         ArgumentRule::PlainPersonality => one_of(0, &PERSONALITIES, ALLOW, vec![answer(refused)]),

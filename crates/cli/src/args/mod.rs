@@ -24,7 +24,7 @@ pub use agent::{
 };
 pub use body::BodyArgs;
 pub use exec::{ExecArgs, RunArgs, ShellArgs, StdioArgs};
-pub use network::{NetArgs, NetCommand, NetWatchArgs, NetworkArgs};
+pub use network::{CeilingArgs, NetArgs, NetCommand, NetWatchArgs, NetworkArgs};
 pub use port::{PortArgs, PortCommand, PortForwardArgs, PortPair};
 pub use secret::{SecretArgs, SecretCommand, SecretSetArgs};
 pub use serve::{KeysArgs, KeysCommand, NewKeyArgs, ServeArgs};

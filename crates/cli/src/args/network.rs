@@ -2,7 +2,10 @@
 
 use clap::Subcommand;
 use fleet::{NetworkRequest, Preset};
-use proto::egress::Policy;
+use proto::{
+    Failure,
+    egress::{AcceptList, EgressRule, Policy},
+};
 
 use super::BodyArg;
 
@@ -24,6 +27,33 @@ pub struct NetworkArgs {
     /// `pal net watch` shows them; may be repeated
     #[arg(long, value_name = "HOST[:PORTS]", value_parser = target)]
     ask: Vec<String>,
+    /// Let another Body connect to a port of this one, such as app:5432; its policy must allow
+    /// NAME.body.internal:5432; may be repeated
+    #[arg(long, value_name = "BODY:PORTS", value_parser = accepted)]
+    accept: Vec<String>,
+}
+
+/// The ceiling for the networks of a key's Bodies.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct CeilingArgs {
+    /// Let its Bodies have a network, whatever `pal serve --internet` says, and reach at most what these presets
+    /// name: registries, models, research, open or closed
+    #[arg(long, value_name = "PRESET", value_delimiter = ',', value_parser = preset)]
+    net: Vec<Preset>,
+    /// Let its Bodies have a network, and reach at most such targets; may be repeated
+    #[arg(long, value_name = "HOST[:PORTS][+MARK]", value_parser = target)]
+    allow: Vec<String>,
+    /// Never let its Bodies reach this target, whatever their policies allow; may be repeated
+    #[arg(long, value_name = "HOST[:PORTS]", value_parser = target)]
+    deny: Vec<String>,
+}
+
+impl CeilingArgs {
+    /// The rules of the ceiling.
+    pub fn rules(&self) -> Result<Vec<EgressRule>, Failure> {
+        let (presets, allow, deny) = (self.net.clone(), self.allow.clone(), self.deny.clone());
+        NetworkRequest { presets, allow, deny, ..NetworkRequest::default() }.ceiling()
+    }
 }
 
 impl NetworkArgs {
@@ -34,6 +64,7 @@ impl NetworkArgs {
             allow: self.allow.clone(),
             deny: self.deny.clone(),
             ask: self.ask.clone(),
+            accept: self.accept.clone(),
             ..NetworkRequest::default()
         }
     }
@@ -71,6 +102,16 @@ pub enum NetCommand {
     ///
     /// Example: pal net deny k3v9 '**.example.net:*'
     Deny(NetChangeArgs),
+    /// Let other Bodies connect, each to some ports of this one.
+    ///
+    /// The policy of the other Body must allow `NAME.body.internal:PORT`, too, with the name or the id of this one.
+    ///
+    /// Example: pal net accept db app:5432
+    Accept(NetPeerArgs),
+    /// No longer let other Bodies connect, and close their connections.
+    ///
+    /// Example: pal net reject db app:5432
+    Reject(NetPeerArgs),
     /// Follow the decisions about connections of a Body; each denial has the command that would allow it.
     ///
     /// Example: pal net watch k3v9
@@ -103,6 +144,18 @@ pub struct NetChangeArgs {
     pub targets: Vec<String>,
 }
 
+/// A change of the Bodies that may connect.
+#[derive(Debug, clap::Args)]
+pub struct NetPeerArgs {
+    /// The Body: its id, the beginning of it, or its name
+    #[arg(value_name = "BODY")]
+    pub body: String,
+    /// The other Bodies, each by its name or whole id, and the ports of BODY to which it may connect: app:5432,
+    /// app:8000-8080 or app:*
+    #[arg(required = true, value_name = "FROM:PORTS", value_parser = accepted)]
+    pub from: Vec<String>,
+}
+
 /// The Body to follow.
 #[derive(Debug, clap::Args)]
 pub struct NetWatchArgs {
@@ -115,9 +168,13 @@ pub struct NetWatchArgs {
 }
 
 fn preset(text: &str) -> Result<Preset, String> {
-    text.parse().map_err(|failure: proto::Failure| {
+    text.parse().map_err(|failure: Failure| {
         failure.hints.iter().fold(failure.message.clone(), |message, hint| format!("{message}: {hint}"))
     })
+}
+
+fn accepted(text: &str) -> Result<String, String> {
+    AcceptList::new(&[text]).map(|_| text.to_owned()).map_err(|error| error.to_string())
 }
 
 fn target(text: &str) -> Result<String, String> {

@@ -4,7 +4,7 @@ use std::{net::SocketAddr, path::PathBuf};
 
 use proto::Size;
 
-use super::values;
+use super::{CeilingArgs, values};
 
 /// Serve Bodies over HTTP; programs written for E2B run unchanged.
 ///
@@ -122,4 +122,7 @@ pub struct NewKeyArgs {
     /// Limit the disk space of its Bodies together
     #[arg(long, value_name = "SIZE", value_parser = values::size)]
     pub disk: Option<Size>,
+    /// The ceiling for the networks of its Bodies.
+    #[command(flatten)]
+    pub ceiling: CeilingArgs,
 }

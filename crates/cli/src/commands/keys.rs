@@ -1,7 +1,7 @@
 //! `pal keys`: the API keys of `pal serve`.
 
 use fleet::Fleet;
-use proto::{Failure, event_data::KeyRevoked};
+use proto::{Failure, egress::EgressRule, event_data::KeyRevoked};
 use serde_json::json;
 use server::{KeyReach, KeyStore, KeyTerms, Quota, Scope};
 
@@ -11,6 +11,9 @@ use crate::{
     output::{self, Format},
     table::Table,
 };
+
+/// Most rules of a ceiling in a line of the list.
+const RULES_SHOWN: usize = 3;
 
 /// Creates, lists or revokes keys. A running server uses the change at once.
 pub fn keys(fleet: &Fleet, command: &KeysCommand, format: Format) -> Result<(), Failure> {
@@ -35,7 +38,8 @@ fn create(fleet: &Fleet, keys: &KeyStore, args: &NewKeyArgs, format: Format) -> 
         disk_bytes: args.disk.map(|size| size.0),
     };
     let reach = args.reach.as_deref().map(str::parse).transpose()?;
-    let (record, made) = keys.make(&KeyTerms { name: args.name.clone(), scope, reach, quota })?;
+    let network = args.ceiling.rules()?;
+    let (record, made) = keys.make(&KeyTerms { name: args.name.clone(), scope, reach, quota, network })?;
     fleet.log().note(record.created_event())?;
     match format {
         Format::Text => {
@@ -57,7 +61,7 @@ fn list(keys: &KeyStore, format: Format) -> Result<(), Failure> {
     if format == Format::Json {
         let shown = records.iter().map(|record| {
             json!({ "id": record.id, "name": record.name, "scope": record.scope, "reach": record.full_reach(), "quota": record.quota,
-                "created_at": record.created_at, "revoked_at": record.revoked_at })
+                "network": record.network, "created_at": record.created_at, "revoked_at": record.revoked_at })
         });
         return output::json_lines(shown);
     }
@@ -65,7 +69,7 @@ fn list(keys: &KeyStore, format: Format) -> Result<(), Failure> {
         output::talk("no keys\n  hint: create one with `pal keys create NAME`");
         return Ok(());
     }
-    let mut table = Table::new(&["ID", "NAME", "SCOPE", "REACH", "STATE", "AGE"]);
+    let mut table = Table::new(&["ID", "NAME", "SCOPE", "REACH", "NETWORK", "STATE", "AGE"]);
     for record in &records {
         let scope = json!(record.scope);
         let state = if record.revoked_at.is_some() { "revoked" } else { "valid" };
@@ -75,11 +79,23 @@ fn list(keys: &KeyStore, format: Format) -> Result<(), Failure> {
             &name,
             scope.as_str().unwrap_or_default(),
             &proto::text::visible(&record.full_reach().to_string()),
+            &ceiling(&record.network),
             state,
             &age::since(&record.created_at),
         ]);
     }
+    table.drop_blank_columns();
     output::data(table.render("").as_bytes())
+}
+
+/// A ceiling in a few words.
+fn ceiling(rules: &[EgressRule]) -> String {
+    let shown: Vec<String> = rules.iter().take(RULES_SHOWN).map(EgressRule::shown).collect();
+    match rules.len().saturating_sub(RULES_SHOWN) {
+        0 if shown.is_empty() => "-".into(),
+        0 => shown.join(", "),
+        more => format!("{}, and {more} more", shown.join(", ")),
+    }
 }
 
 fn revoke(fleet: &Fleet, keys: &KeyStore, id: &str, format: Format) -> Result<(), Failure> {

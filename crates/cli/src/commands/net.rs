@@ -8,7 +8,7 @@ use proto::{
     egress::{EgressRule, fit_to_show},
     event_data::{
         DecodedEvent, NetworkAllowed, NetworkAsked, NetworkChanged, NetworkCounted, NetworkDenied,
-        NetworkNamed,
+        NetworkNamed, NetworkSpent,
     },
     spec::Egress,
     text::visible,
@@ -51,6 +51,14 @@ pub fn net(fleet: &Fleet, command: NetCommand, format: Format) -> Result<u8, Fai
             let id = fleet.find(&args.body)?.spec.id;
             changed(&changer.deny(&id, &args.targets)?, format)?;
         }
+        NetCommand::Accept(args) => {
+            let id = fleet.find(&args.body)?.spec.id;
+            changed(&changer.accept(&id, &args.from)?, format)?;
+        }
+        NetCommand::Reject(args) => {
+            let id = fleet.find(&args.body)?.spec.id;
+            changed(&changer.reject(&id, &args.from)?, format)?;
+        }
         NetCommand::Watch(args) => watch(fleet, &args, format)?,
         NetCommand::Test { body, target } => return test(fleet, &body, &target, format),
         NetCommand::Learn(of) => {
@@ -78,6 +86,16 @@ fn show(state: &NetworkState, format: Format) -> Result<(), Failure> {
         None => String::new(),
     };
     output::talk(&format!("policy {}{open}{}", state.generation, deferral(state)));
+    if !state.accept.is_empty() {
+        output::talk(&format!("other Bodies may connect: {}", visible(&state.accept.join(", "))));
+    }
+    if let Some(ceiling) = &state.ceiling {
+        let rules: Vec<String> = ceiling.iter().map(EgressRule::shown).collect();
+        output::talk(&format!(
+            "the ceiling of its key must allow each connection, too: {}",
+            rules.join(", ")
+        ));
+    }
     if state.rules.is_empty() {
         output::talk("no rule: nothing is allowed");
         return Ok(());
@@ -97,10 +115,11 @@ fn deferral(state: &NetworkState) -> String {
 }
 
 fn table(rules: &[EgressRule]) -> Table {
-    let mut table = Table::new(&["ACTION", "TO", "WHY"]);
+    let mut table = Table::new(&["ACTION", "TO", "TERMS", "WHY"]);
     for rule in rules {
-        let action = rule.action.name();
-        table.row([action, &rule.to, rule.why.as_deref().unwrap_or("-")]);
+        let terms = Some(rule.details().join("; ")).filter(|terms| !terms.is_empty());
+        let (action, why) = (rule.action.name(), rule.why.as_deref().unwrap_or("-"));
+        table.row([action, &rule.to, terms.as_deref().unwrap_or("-"), why]);
     }
     table.drop_blank_columns();
     table
@@ -125,7 +144,8 @@ fn changed(state: &NetworkState, format: Format) -> Result<(), Failure> {
 fn test(fleet: &Fleet, key: &str, target: &str, format: Format) -> Result<u8, Failure> {
     let spec = fleet.find(key)?.spec;
     let rules = spec.egress.as_ref().map(Egress::all_rules).unwrap_or_default();
-    let verdict = fleet::judge_target(&spec.id, &rules, target)?;
+    let ceiling = PolicyChanger::of(fleet).show(&spec.id)?.ceiling;
+    let verdict = fleet::judge_target(&spec.id, &rules, ceiling.as_deref(), target)?;
     match format {
         Format::Json => output::json(&verdict)?,
         Format::Text => {
@@ -163,13 +183,13 @@ fn watch(fleet: &Fleet, args: &NetWatchArgs, format: Format) -> Result<(), Failu
 /// One line about an event of the network.
 fn text(id: &BodyId, event: &Event) -> String {
     let (word, to, why) = match event.decode() {
-        DecodedEvent::Known(EventData::NetworkAllowed(NetworkAllowed { to, why, .. })) => {
-            ("allowed", to, why)
+        DecodedEvent::Known(EventData::NetworkAllowed(NetworkAllowed { to, why, from, .. })) => {
+            ("allowed", with_caller(to, from.as_ref()), why)
         }
-        DecodedEvent::Known(EventData::NetworkDenied(NetworkDenied { to, why, .. })) => {
-            let way = allowing_command(id, &to, &why);
+        DecodedEvent::Known(EventData::NetworkDenied(NetworkDenied { to, why, from, .. })) => {
+            let way = from.is_none().then(|| allowing_command(id, &to, &why)).flatten();
             let way = way.map(|command| format!("; allow it: {command}")).unwrap_or_default();
-            ("denied", to, format!("{why}{way}"))
+            ("denied", with_caller(to, from.as_ref()), format!("{why}{way}"))
         }
         DecodedEvent::Known(EventData::NetworkAsked(NetworkAsked { to, why, .. })) => {
             let ways = allowing_command(id, &to, &why);
@@ -177,25 +197,51 @@ fn text(id: &BodyId, event: &Event) -> String {
             ("asks", to, format!("{why}{}", ways.unwrap_or_default()))
         }
         DecodedEvent::Known(EventData::NetworkCounted(NetworkCounted {
-            to, allowed, why, count, ..
+            to,
+            allowed,
+            why,
+            count,
+            from,
+            ..
         })) => {
             let word = if allowed { "allowed" } else { "denied" };
-            let way = if allowed { None } else { allowing_command(id, &to, &why) };
+            let is_own_denial = !allowed && from.is_none();
+            let way = is_own_denial.then(|| allowing_command(id, &to, &why)).flatten();
             let way = way.map(|command| format!("; allow it: {command}")).unwrap_or_default();
-            (word, to, format!("{count} times: {why}{way}"))
+            (word, with_caller(to, from.as_ref()), format!("{count} times: {why}{way}"))
         }
         DecodedEvent::Known(EventData::NetworkNamed(NetworkNamed { to, address, .. })) => {
             ("named", to, format!("{address} stands for it"))
         }
-        DecodedEvent::Known(EventData::NetworkChanged(NetworkChanged { generation, rules, secrets })) => {
+        DecodedEvent::Known(EventData::NetworkSpent(NetworkSpent { to, bytes, why, .. })) => {
+            ("spent", to, format!("at most {bytes} bytes; {why}"))
+        }
+        DecodedEvent::Known(EventData::NetworkChanged(NetworkChanged {
+            generation,
+            rules,
+            secrets,
+            accept,
+        })) => {
             let s = if rules.len() == 1 { "" } else { "s" };
             let used =
                 if secrets.is_empty() { String::new() } else { format!(", secrets {}", secrets.join(" ")) };
-            ("changed", format!("policy {generation}"), format!("{} rule{s}{used}", rules.len()))
+            let accepts = match accept.is_empty() {
+                true => String::new(),
+                false => format!(", accepts {}", accept.join(" ")),
+            };
+            ("changed", format!("policy {generation}"), format!("{} rule{s}{used}{accepts}", rules.len()))
         }
         _ => ("event", event.kind.clone(), fit_to_show(&event.data.to_string())),
     };
     format!("{}  {word:<7}  {}  {}", visible(&event.at), visible(&to), visible(&why))
+}
+
+/// The target of a connection, behind the Body that made it if it was another one.
+fn with_caller(to: String, from: Option<&String>) -> String {
+    match from {
+        Some(from) => format!("{from} to {to}"),
+        None => to,
+    }
 }
 
 fn learn(proposal: &NetworkProposal, format: Format) -> Result<(), Failure> {
@@ -223,6 +269,8 @@ fn learn(proposal: &NetworkProposal, format: Format) -> Result<(), Failure> {
 
 #[cfg(test)]
 mod tests {
+    use proto::egress::RuleLimit;
+
     use super::*;
 
     #[test]
@@ -232,5 +280,10 @@ mod tests {
             table(&rules).render(""),
             "ACTION  TO              WHY\nallow   pypi.org:443    pip\ndeny    **.evil.test:*  -\n"
         );
+        let limit = RuleLimit { rate: Some("60/min".into()), bytes: Some("1MiB".into()) };
+        let forward = Some("b.test:443".into());
+        let rule = EgressRule { limit: Some(limit), forward, ..EgressRule::allow("a.test:443") };
+        let terms = "at most 60/min; at most 1MiB; forwards to b.test:443";
+        assert!(table(&[rule]).render("").contains(terms));
     }
 }

@@ -1,21 +1,72 @@
 //! Bodies on inspected connections: they stream through, and values of secrets are put in or masked on the way.
 
 use std::{
+    cell::RefCell,
     error::Error,
     pin::Pin,
     rc::Rc,
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use bytes::Bytes;
-use hyper::body::{Body, Frame, SizeHint};
+use http_body_util::{BodyExt, Limited};
+use hyper::{
+    HeaderMap,
+    body::{Body, Frame, Incoming, SizeHint},
+};
+use tokio::time::timeout;
 
 use super::mask::Mask;
-use crate::secrets::{Secret, replace_all};
+use crate::{
+    budgets::Meter,
+    secrets::{OpenSecret, replace_all},
+};
+
+/// How much of the body of a refused request is read, and for how long.
+const DRAINED_LEN_MAX: usize = 64 << 10;
+const DRAIN_PATIENCE: Duration = Duration::from_secs(1);
 
 pub type BodyError = Box<dyn Error + Send + Sync>;
 /// A body of any source.
 pub type AnyBody = Pin<Box<dyn Body<Data = Bytes, Error = BodyError>>>;
+
+/// The body of a request, of which the session keeps a handle: after a refusal it reads what the program still sends,
+/// because programs that cannot send the rest report that and not the reason.
+#[derive(Clone)]
+pub struct DrainableBody(Rc<RefCell<Incoming>>);
+
+impl DrainableBody {
+    /// Shares a body.
+    pub fn new(body: Incoming) -> Self {
+        Self(Rc::new(RefCell::new(body)))
+    }
+
+    /// Reads the rest of a short body, for a moment.
+    pub async fn drain(self) {
+        let _ = timeout(DRAIN_PATIENCE, Limited::new(self, DRAINED_LEN_MAX).collect()).await;
+    }
+}
+
+impl Body for DrainableBody {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        Pin::new(&mut *self.0.borrow_mut()).poll_frame(context).map_err(Into::into)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.0.borrow().is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.0.borrow().size_hint()
+    }
+}
 
 /// Changes the bytes of a body, of which a part may be held back until more are there.
 pub trait Rewrite {
@@ -38,11 +89,60 @@ impl Rewrite for Mask {
     }
 }
 
+/// A body whose bytes are counted.
+pub struct MeteredBody<B> {
+    inner: B,
+    meter: Rc<Meter>,
+}
+
+impl<B> MeteredBody<B> {
+    pub fn new(inner: B, meter: Rc<Meter>) -> Self {
+        Self { inner, meter }
+    }
+}
+
+impl<B> Body for MeteredBody<B>
+where
+    B: Body<Data = Bytes, Error = BodyError> + Unpin,
+{
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let body = self.get_mut();
+        let frame = ready!(Pin::new(&mut body.inner).poll_frame(context)).transpose()?;
+        let Some(frame) = frame else { return Poll::Ready(None) };
+        let len = match (frame.data_ref(), frame.trailers_ref()) {
+            (Some(data), _) => data.len(),
+            (None, Some(trailers)) => headers_len(trailers),
+            (None, None) => 0,
+        };
+        body.meter.spend(len)?;
+        Poll::Ready(Some(Ok(frame)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}
+
+/// How many bytes headers take, about.
+pub fn headers_len(headers: &HeaderMap) -> usize {
+    headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum()
+}
+
 /// Placeholders, each with its value.
-pub struct Replacements(Vec<(Rc<Secret>, Vec<u8>)>);
+pub struct Replacements(Vec<(Rc<OpenSecret>, Vec<u8>)>);
 
 impl Replacements {
-    pub fn new(values: Vec<(Rc<Secret>, Vec<u8>)>) -> Self {
+    pub fn new(values: Vec<(Rc<OpenSecret>, Vec<u8>)>) -> Self {
         Self(values)
     }
 }

@@ -76,6 +76,8 @@ fn forms_of(value: &[u8]) -> Vec<Vec<u8>> {
         });
         written.collect::<String>().into_bytes()
     };
+    // Some servers encode every byte.
+    let percent_all = |upper: bool| hex(upper).chunks(2).flat_map(|pair| [b'%', pair[0], pair[1]]).collect();
     let escaped = |upper: bool| -> Vec<u8> {
         let units = String::from_utf8_lossy(value).encode_utf16().collect::<Vec<_>>();
         let written = units
@@ -90,6 +92,8 @@ fn forms_of(value: &[u8]) -> Vec<Vec<u8>> {
         hex(true),
         percent(false),
         percent(true),
+        percent_all(false),
+        percent_all(true),
         escaped(false),
         escaped(true),
         json.trim_matches('"').as_bytes().to_vec(),
@@ -135,6 +139,7 @@ mod tests {
                 })
                 .collect(),
         );
+        forms.push(VALUE.iter().map(|byte| format!("%{byte:02X}")).collect());
         for form in &forms {
             let told = format!("before {form} behind");
             let masked = masked(told.as_bytes());

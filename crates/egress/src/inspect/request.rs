@@ -17,10 +17,11 @@ use super::sigv4;
 use crate::{
     http_head::METHOD_OVERRIDES,
     refusal::Denial,
-    secrets::{Secret, SecretTable, has_placeholder, replace_all},
+    secrets::{OpenSecret, SecretTable, has_placeholder, replace_all},
     target::{Host, Target},
 };
 
+const HTTPS_PORT: u16 = 443;
 /// The status of a request for another host.
 const MISDIRECTED: u16 = 421;
 /// Headers of one connection, and those that the proxy answers itself.
@@ -32,9 +33,9 @@ pub struct Injector<'a> {
     secrets: &'a SecretTable,
     target: &'a Target,
     /// The secrets whose values the request has.
-    pub used: Vec<Rc<Secret>>,
+    pub used: Vec<Rc<OpenSecret>>,
     /// The key of AWS with which the request is signed anew.
-    signer: Option<Rc<Secret>>,
+    signer: Option<Rc<OpenSecret>>,
 }
 
 /// Checks that a request is for the target, and returns its authority as the host gets it.
@@ -62,12 +63,32 @@ pub fn check_authority(parts: &request::Parts, target: &Target) -> Result<(), De
     }
 }
 
-/// The method and the path of a request, as rules judge them.
-pub fn request_target(parts: &request::Parts) -> Result<RequestTarget<'_>, Denial> {
+/// The parts of a request that rules judge; `headers` are its [judged headers](judged_headers).
+pub fn request_target<'a>(
+    parts: &'a request::Parts,
+    headers: &'a [(&'a str, &'a [u8])],
+) -> Result<RequestTarget<'a>, Denial> {
     if METHOD_OVERRIDES.iter().any(|name| parts.headers.contains_key(*name)) {
         return Err(Denial::forbidden("a header of it asks for another method"));
     }
-    Ok(RequestTarget { method: parts.method.as_str(), path: parts.uri.path() })
+    let (method, path, query) = (parts.method.as_str(), parts.uri.path(), parts.uri.query());
+    Ok(RequestTarget { method, path, query, headers })
+}
+
+/// The headers of a request, as rules judge them.
+pub fn judged_headers(parts: &request::Parts) -> Vec<(&str, &[u8])> {
+    parts.headers.iter().map(|(name, value)| (name.as_str(), value.as_bytes())).collect()
+}
+
+/// Gives a request the head that the host gets to which its rule sends it.
+pub fn readdress(parts: &mut request::Parts, original: &Target, destination: &Target) -> Result<(), Denial> {
+    let value = |text: String| HeaderValue::try_from(text).map_err(|_| Denial::bad("its host is malformed"));
+    parts.headers.remove(header::HOST);
+    if parts.version < Version::HTTP_2 {
+        parts.headers.insert(header::HOST, value(authority(destination))?);
+    }
+    parts.headers.insert(header::FORWARDED, value(original.forwarded(HTTPS_PORT))?);
+    Ok(())
 }
 
 impl<'a> Injector<'a> {
@@ -91,18 +112,18 @@ impl<'a> Injector<'a> {
         }
         let mut headers = HeaderMap::with_capacity(parts.headers.len());
         for (name, value) in &parts.headers {
-            let is_set = permit.headers.keys().any(|own| own.eq_ignore_ascii_case(name.as_str()));
+            let is_set = permit.set_headers.keys().any(|own| own.eq_ignore_ascii_case(name.as_str()));
             if !is_set {
                 headers.append(name.clone(), self.header(name, value)?);
             }
         }
-        for (name, value) in &permit.headers {
+        for (name, value) in &permit.set_headers {
             let (name, value) = self.set_header(name, value)?;
             headers.insert(name, value);
         }
         parts.headers = headers;
-        if !self.used.is_empty() {
-            // A compressed answer could not be searched for the value.
+        if self.secrets.iter().any(|secret| secret.value_for(self.target).is_ok()) {
+            // A compressed answer could not be searched for a value.
             parts.headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         }
         parts.uri = self.uri(&parts.uri, parts.version)?;
@@ -140,12 +161,13 @@ impl<'a> Injector<'a> {
     }
 
     /// The key of AWS whose placeholder is in a signature or in a session token.
-    fn aws_key(&self, name: &HeaderName, value: &[u8]) -> Option<Rc<Secret>> {
+    fn aws_key(&self, name: &HeaderName, value: &[u8]) -> Option<Rc<OpenSecret>> {
         let is_token = *name == sigv4::TOKEN;
-        if !is_token && !(*name == header::AUTHORIZATION && sigv4::is_signature(value)) {
+        let is_signature = *name == header::AUTHORIZATION && sigv4::is_signature(value);
+        if !is_token && !is_signature {
             return None;
         }
-        let named = |secret: &&Rc<Secret>| {
+        let named = |secret: &&Rc<OpenSecret>| {
             secret.fields.sigv4 && memchr::memmem::find(value, secret.placeholder.as_bytes()).is_some()
         };
         self.secrets.iter().find(named).cloned()
@@ -216,7 +238,7 @@ impl<'a> Injector<'a> {
     pub fn replace(
         &mut self,
         text: &[u8],
-        may_stand: impl Fn(&Secret) -> bool,
+        may_stand: impl Fn(&OpenSecret) -> bool,
         written: impl Fn(&[u8]) -> Vec<u8>,
     ) -> Result<Vec<u8>, Denial> {
         let mut text = text.to_vec();
@@ -232,7 +254,7 @@ impl<'a> Injector<'a> {
         Ok(text)
     }
 
-    fn note(&mut self, secret: &Rc<Secret>) {
+    fn note(&mut self, secret: &Rc<OpenSecret>) {
         if !self.used.iter().any(|used| Rc::ptr_eq(used, secret)) {
             self.used.push(Rc::clone(secret));
         }
@@ -242,7 +264,7 @@ impl<'a> Injector<'a> {
 /// The name of the target, as a URL has it.
 pub fn authority(target: &Target) -> String {
     match &target.host {
-        Host::Name(name) if target.port == 443 => name.clone(),
+        Host::Name(name) if target.port == HTTPS_PORT => name.clone(),
         _ => target.to_string(),
     }
 }
@@ -317,7 +339,7 @@ mod tests {
             assert!(check(bad).is_err(), "{shown}");
         }
         let other = parts(get("/").header("x-http-method-override", "DELETE"));
-        assert!(request_target(&other).is_err());
+        assert!(request_target(&other, &[]).is_err());
     }
 
     /// Rewrites a request that may use the secrets `key` and `pass`, and a placeholder of no secret of the Body.
@@ -370,7 +392,7 @@ mod tests {
             format!("Basic {}", STANDARD.encode("me:value-of-pass")).as_str()
         );
         let (parts, used) = rewritten(Request::get("/").header("accept-encoding", "gzip"), &none).unwrap();
-        assert_eq!((parts.headers["accept-encoding"].as_bytes(), used.len()), (&b"gzip"[..], 0));
+        assert_eq!((parts.headers["accept-encoding"].as_bytes(), used.len()), (&b"identity"[..], 0));
     }
 
     #[test]
@@ -413,7 +435,7 @@ mod tests {
     #[test]
     fn a_rule_sets_headers_with_values_of_secrets() {
         let permit = |value: &str| RequestPermit {
-            headers: [("Authorization".to_owned(), value.to_owned())].into(),
+            set_headers: [("Authorization".to_owned(), value.to_owned())].into(),
             ..RequestPermit::default()
         };
         let request = || Request::get("/").header("authorization", "its own");

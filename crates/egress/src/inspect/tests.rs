@@ -1,8 +1,15 @@
 //! Tests of inspected connections: a host with a certificate of its own authority judges what arrives.
 
-use std::{fs::File, io::Write, sync::Arc};
+use std::{
+    cell::{Cell, RefCell},
+    convert::Infallible,
+    fs::File,
+    io::Write,
+};
 
-use hyper::Method;
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::{Method, Request, Response, StatusCode, body::Incoming, header, upgrade::OnUpgrade};
 use proto::egress::{AuthorityOrder, EgressRule, Flush, Policy, SecretFields};
 use rustls::{
     ClientConfig, RootCertStore,
@@ -15,14 +22,17 @@ use tokio::{
 use tokio_rustls::TlsAcceptor;
 use vault::{RootAuthority, SealKey};
 
-use super::*;
+use super::{body::AnyBody, *};
 use crate::{
     journal::{
         Journal,
         tests::{lines, spool},
     },
     names::NameTable,
-    secrets::tests::{secret, table},
+    secrets::{
+        SecretTable,
+        tests::{secret, table},
+    },
 };
 
 /// A host `localhost`, a proxy that inspects it, and the authority that the Body trusts.
@@ -31,8 +41,12 @@ struct World {
     proxy: Rc<Proxy>,
     spool: File,
     trusted: String,
+    /// The host and the port that a program connects to.
+    target: String,
     /// The requests that arrived, head and body.
     arrived: Rc<RefCell<Vec<String>>>,
+    /// The number of connections that arrived.
+    accepted: Rc<Cell<usize>>,
 }
 
 /// The certificates of an authority: its root, an order for names, and the key that opens it.
@@ -95,6 +109,15 @@ fn boxed_text(text: &str) -> AnyBody {
 
 impl World {
     async fn new(rules: Vec<EgressRule>, secrets: SecretTable) -> Self {
+        Self::with_protocols(rules, secrets, &[H2, HTTP1]).await
+    }
+
+    /// A world whose host speaks these protocols.
+    async fn with_protocols(
+        rules: Vec<EgressRule>,
+        secrets: SecretTable,
+        protocols: &'static [&'static [u8]],
+    ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let arrived = Rc::new(RefCell::new(Vec::new()));
@@ -102,11 +125,13 @@ impl World {
         let (host_root, order, key) = authority(None);
         let host = Certificates::new(None);
         host.set_authority(Some(&order), Some(&key)).unwrap();
-        let kept = Rc::clone(&arrived);
+        let (kept, accepted) = (Rc::clone(&arrived), Rc::new(Cell::new(0)));
+        let count = Rc::clone(&accepted);
         tokio::task::spawn_local(async move {
             while let Ok((stream, _)) = listener.accept().await {
+                count.set(count.get() + 1);
                 let mut config = Arc::unwrap_or_clone(host.server("localhost", None).unwrap());
-                config.alpn_protocols = vec![H2.to_vec(), HTTP1.to_vec()];
+                config.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
                 let kept = Rc::clone(&kept);
                 tokio::task::spawn_local(async move {
                     let stream = TlsAcceptor::from(Arc::new(config)).accept(stream).await.unwrap();
@@ -128,7 +153,11 @@ impl World {
         });
         let rules: Vec<EgressRule> = rules
             .into_iter()
-            .map(|rule| EgressRule { to: rule.to.replace("PORT", &port.to_string()), ..rule })
+            .map(|rule| EgressRule {
+                to: rule.to.replace("PORT", &port.to_string()),
+                forward: rule.forward.map(|host| host.replace("PORT", &port.to_string())),
+                ..rule
+            })
             .collect();
         let policy = Policy::new(&rules).unwrap();
         let (trusted, order, key) = authority(policy.inspected_names().as_deref());
@@ -138,13 +167,14 @@ impl World {
         let journal = Journal::new(file.try_clone().unwrap(), Flush::Kernel);
         let proxy = Proxy::new(policy, 1, journal, NameTable::default());
         let proxy = Proxy { certificates, secrets: RefCell::new(Rc::new(secrets)), key: Some(key), ..proxy };
-        Self { port, proxy: Rc::new(proxy), spool: file, trusted, arrived }
+        let target = format!("localhost:{port}");
+        Self { port, proxy: Rc::new(proxy), spool: file, trusted, target, arrived, accepted }
     }
 
     /// Connects as a program does, with these protocols.
     async fn connect(&self, protocols: &[&[u8]]) -> io::Result<tokio_rustls::client::TlsStream<UnixStream>> {
         let (program, inside) = UnixStream::pair().unwrap();
-        let (proxy, target) = (Rc::clone(&self.proxy), format!("localhost:{}", self.port));
+        let (proxy, target) = (Rc::clone(&self.proxy), self.target.clone());
         tokio::task::spawn_local(async move { proxy.connection(inside).await });
         let mut program = program;
         program.write_all(format!("CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n\r\n").as_bytes()).await?;
@@ -158,30 +188,45 @@ impl World {
             ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
         let mut config = config.with_root_certificates(roots).with_no_client_auth();
         config.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
-        TlsConnector::from(Arc::new(config)).connect("localhost".try_into().unwrap(), program).await
+        TlsConnector::from(Arc::new(config)).connect(self.name().try_into().unwrap(), program).await
     }
 
     /// Sends one request, and returns status, headers and body of the answer.
     async fn ask(&self, protocol: &[u8], request: Request<AnyBody>) -> (StatusCode, String, String) {
-        let stream = TokioIo::new(self.connect(&[protocol]).await.unwrap());
+        let stream = self.connect(&[protocol]).await.unwrap();
+        let (status, response) = Self::send(protocol, stream, request).await.unwrap();
+        let (parts, body) = response.into_parts();
+        let body = body.collect().await.unwrap().to_bytes();
+        (status, format!("{:?}", parts.headers), String::from_utf8_lossy(&body).into_owned())
+    }
+
+    /// Sends one request on a connection.
+    async fn send(
+        protocol: &[u8],
+        stream: tokio_rustls::client::TlsStream<UnixStream>,
+        request: Request<AnyBody>,
+    ) -> hyper::Result<(StatusCode, Response<Incoming>)> {
+        let stream = TokioIo::new(stream);
         let response = if protocol == H2 {
             let (tasks, _guard) = ConnectionTasks::guarded();
             let (mut sender, connection) =
                 hyper::client::conn::http2::Builder::new(tasks).handshake(stream).await.unwrap();
             tokio::task::spawn_local(connection);
-            sender.send_request(request).await.unwrap()
+            sender.send_request(request).await?
         } else {
             let (mut sender, connection) = hyper::client::conn::http1::handshake(stream).await.unwrap();
             tokio::task::spawn_local(connection);
-            sender.send_request(request).await.unwrap()
+            sender.send_request(request).await?
         };
-        let (parts, body) = response.into_parts();
-        let body = body.collect().await.unwrap().to_bytes();
-        (parts.status, format!("{:?}", parts.headers), String::from_utf8_lossy(&body).into_owned())
+        Ok((response.status(), response))
+    }
+
+    fn name(&self) -> String {
+        self.target.split(':').next().unwrap().to_owned()
     }
 
     fn request(&self, protocol: &[u8], method: Method, path: &str, body: &str) -> Request<AnyBody> {
-        let host = format!("localhost:{}", self.port);
+        let host = &self.target;
         let uri = if protocol == H2 { format!("https://{host}{path}") } else { path.to_owned() };
         let request = Request::builder().method(method).uri(uri);
         let request = if protocol == H2 { request } else { request.header("host", host) };
@@ -303,7 +348,7 @@ async fn a_secret_arrives_at_its_host_and_never_comes_back() {
 async fn a_rule_sets_a_header() {
     local(async {
         let mut rule = EgressRule::allow("localhost:PORT+private");
-        rule.headers.insert("authorization".into(), "Bearer ${key}".into());
+        rule.set_headers.insert("authorization".into(), "Bearer ${key}".into());
         let secrets = table(vec![secret("key", &["localhost:1-65535"], SecretFields::default())]);
         let world = World::new(vec![rule], secrets).await;
         assert_eq!(world.ask(HTTP1, world.request(HTTP1, Method::GET, "/", "")).await.0, 200);
@@ -395,3 +440,8 @@ async fn an_authority_signs_only_for_the_names_of_its_policy() {
     })
     .await;
 }
+
+#[path = "bad_input_tests.rs"]
+mod bad_input_tests;
+#[path = "rule_tests.rs"]
+mod rule_tests;

@@ -68,11 +68,17 @@ impl BodyFiles<'_> {
         let copied = walked
             .await
             .map_err(|error| Failure::new(Kind::Internal, "the copy was interrupted").because(error))?;
-        // If both fail, the guest's refusal is the cause: the walk failed only because the guest stopped reading.
-        sent.map_err(failures::guest)?;
-        copied.map_err(|error| {
+        let cannot_read = |error: io::Error| {
             Failure::new(Kind::Host, format!("cannot copy {}", host.display())).because(error)
-        })
+        };
+        match (copied, sent) {
+            // The guest stopped reading, and says why.
+            (Err(error), Err(refused)) if error.kind() == io::ErrorKind::BrokenPipe => {
+                Err(failures::guest(refused))
+            }
+            (Err(error), _) => Err(cannot_read(error)),
+            (Ok(copied), sent) => sent.map(|()| copied).map_err(failures::guest),
+        }
     }
 
     /// Refuses a copy that would exceed the Body's disk limit: the supervisor ends a Body that exceeds it. Other

@@ -12,7 +12,10 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use proto::tree::{self, OmittedKind, TreeForm, TreeItem};
+use proto::{
+    text::visible,
+    tree::{self, OmittedKind, TreeForm, TreeItem},
+};
 use rustix::fs::{Mode, OFlags};
 use sys::sparse::{Holes, SparsePiece, SparseReader};
 use tokio::sync::mpsc;
@@ -66,18 +69,25 @@ fn walk(top: &Path, mut visit: impl FnMut(&Path, Vec<u8>, &Metadata) -> io::Resu
     while let Some((path, name)) = waiting.pop() {
         let found = if name.is_empty() { fs::metadata(&path)? } else { fs::symlink_metadata(&path)? };
         tree::check_path(&name).map_err(io::Error::other)?;
-        visit(&path, name.clone(), &found)?;
-        if !found.is_dir() {
-            continue;
-        }
-        let mut below = fs::read_dir(&path)?
-            .map(|entry| entry.map(|entry| entry.file_name()))
-            .collect::<io::Result<Vec<_>>>()?;
+        let entries = visit(&path, name.clone(), &found).and_then(|()| match found.is_dir() {
+            true => fs::read_dir(&path)?.map(|entry| entry.map(|entry| entry.file_name())).collect(),
+            false => Ok(Vec::new()),
+        });
+        let mut below: Vec<_> = entries.map_err(|error| named(&name, error))?;
         below.sort();
         waiting
             .extend(below.into_iter().rev().map(|child| (path.join(&child), join(&name, child.as_bytes()))));
     }
     Ok(())
+}
+
+/// The error with the name of the entry below the top, unless the guest stopped reading.
+fn named(name: &[u8], error: io::Error) -> io::Error {
+    match name {
+        [] => error,
+        _ if error.kind() == io::ErrorKind::BrokenPipe => error,
+        name => io::Error::new(error.kind(), format!("{}: {error}", visible(&String::from_utf8_lossy(name)))),
+    }
 }
 
 fn join(dir: &[u8], name: &[u8]) -> Vec<u8> {

@@ -12,7 +12,7 @@ use proto::{
 };
 use serde::Serialize;
 
-use super::request::check;
+use super::request::{check, check_accept};
 use crate::{Fleet, blocking::run_blocking, create::check_env, failures};
 
 /// When a policy counts.
@@ -39,6 +39,12 @@ pub struct NetworkState {
     /// The secrets that the Body may use.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub secrets: Vec<GrantedSecret>,
+    /// Other Bodies that may connect, each as `BODY:PORTS`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub accept: Vec<String>,
+    /// The ceiling of the key that owns the Body, if it has one: rules that must allow each connection, too.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ceiling: Option<Vec<EgressRule>>,
     /// The number of the policy.
     pub generation: u64,
     /// When it counts.
@@ -66,9 +72,32 @@ pub struct GrantedSecret {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PolicyChange {
     /// Add rules, in front of the others. A rule takes the place of one about the same target.
-    Add(Vec<EgressRule>),
+    Add(PolicyPart),
     /// Replace all rules.
-    Replace(Vec<EgressRule>),
+    Replace(PolicyPart),
+    /// No longer accept these Bodies, each as `BODY:PORTS` in the words of the policy.
+    Reject(Vec<String>),
+}
+
+/// Rules of a policy.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PolicyPart {
+    /// Rules about targets.
+    pub rules: Vec<EgressRule>,
+    /// Other Bodies that may connect, each as `BODY:PORTS`.
+    pub accept: Vec<String>,
+}
+
+impl From<Vec<EgressRule>> for PolicyPart {
+    fn from(rules: Vec<EgressRule>) -> Self {
+        Self { rules, accept: Vec::new() }
+    }
+}
+
+impl From<Egress> for PolicyPart {
+    fn from(egress: Egress) -> Self {
+        Self { rules: egress.all_rules(), accept: egress.accept }
+    }
 }
 
 /// Shows and changes the policies of existing Bodies.
@@ -99,23 +128,37 @@ impl<'a> PolicyChanger<'a> {
                 true => Some(self.ask_process(id, &EgressControl::Status)),
                 false => None,
             };
-            Ok(self.with_secrets(&spec, state(&spec, applied.map(Result::ok))))
+            self.completed(&spec, state(&spec, applied.map(Result::ok)))
         })
     }
 
     /// Allows targets. A Body that runs with an egress process gets the new policy at once.
     pub fn allow(&self, id: &BodyId, targets: &[String]) -> Result<NetworkState, Failure> {
-        self.change(id, PolicyChange::Add(targets.iter().map(EgressRule::allow).collect()))
+        self.add(id, targets.iter().map(EgressRule::allow).collect())
+    }
+
+    /// Lets other Bodies connect, each as `BODY:PORTS`.
+    pub fn accept(&self, id: &BodyId, from: &[String]) -> Result<NetworkState, Failure> {
+        self.change(id, PolicyChange::Add(PolicyPart { rules: Vec::new(), accept: from.to_vec() }))
+    }
+
+    /// No longer lets other Bodies connect, and closes their connections.
+    pub fn reject(&self, id: &BodyId, from: &[String]) -> Result<NetworkState, Failure> {
+        self.change(id, PolicyChange::Reject(from.to_vec()))
+    }
+
+    fn add(&self, id: &BodyId, rules: Vec<EgressRule>) -> Result<NetworkState, Failure> {
+        self.change(id, PolicyChange::Add(rules.into()))
     }
 
     /// Lets connections to targets wait for a decision.
     pub fn ask(&self, id: &BodyId, targets: &[String]) -> Result<NetworkState, Failure> {
-        self.change(id, PolicyChange::Add(targets.iter().map(EgressRule::ask).collect()))
+        self.add(id, targets.iter().map(EgressRule::ask).collect())
     }
 
     /// Denies targets, and closes connections to them.
     pub fn deny(&self, id: &BodyId, targets: &[String]) -> Result<NetworkState, Failure> {
-        self.change(id, PolicyChange::Add(targets.iter().map(EgressRule::deny).collect()))
+        self.add(id, targets.iter().map(EgressRule::deny).collect())
     }
 
     /// Changes the policy of a Body.
@@ -140,13 +183,13 @@ impl<'a> PolicyChanger<'a> {
         check_env(&new.env)?;
         if !self.has_process(&dir, id)? {
             self.store(&dir, &new, None)?;
-            return Ok(self.with_secrets(&new, state(&new, None)));
+            return self.completed(&new, state(&new, None));
         }
         let before = self.fleet.egress().current_orders(id);
         let orders = self.fleet.egress().orders(&new, before.as_ref())?;
         self.store(&dir, &new, Some(&orders))?;
-        match self.ask_process(id, &EgressControl::Replace(orders)) {
-            Ok(applied) => Ok(self.with_secrets(&new, state(&new, Some(Some(applied))))),
+        match self.ask_process(id, &EgressControl::Replace(Box::new(orders))) {
+            Ok(applied) => self.completed(&new, state(&new, Some(Some(applied)))),
             Err(failure) if failure.kind == Kind::Usage => {
                 // The process goes on with the earlier policy, so the log and the disk say the same.
                 self.store(&dir, &spec, before.as_ref())?;
@@ -156,21 +199,23 @@ impl<'a> PolicyChanger<'a> {
         }
     }
 
-    fn with_secrets(&self, spec: &Spec, state: NetworkState) -> NetworkState {
+    /// The state with what the spec does not say: the hosts of secrets, and the ceiling.
+    fn completed(&self, spec: &Spec, state: NetworkState) -> Result<NetworkState, Failure> {
         let granted = |grant: &SecretGrant| GrantedSecret {
             name: grant.name.clone(),
             placeholder: grant.placeholder.clone(),
             hosts: self.fleet.secrets().find(&grant.name).map(|record| record.hosts).unwrap_or_default(),
         };
         let secrets = spec.egress.iter().flat_map(|egress| &egress.secrets).map(granted).collect();
-        NetworkState { secrets, ..state }
+        Ok(NetworkState { secrets, ceiling: self.fleet.egress().ceiling_of(&spec.id)?, ..state })
     }
 
     /// Writes a policy to the log, to the spec, and to the orders of an egress process that runs.
     fn store(&self, dir: &BodyDir, spec: &Spec, orders: Option<&EgressOrders>) -> Result<(), Failure> {
         let (id, egress) = (&spec.id, spec.egress.clone().unwrap_or_default());
         let secrets = egress.secrets.iter().map(|grant| grant.name.clone()).collect();
-        let data = NetworkChanged { generation: egress.generation, rules: egress.all_rules(), secrets };
+        let (generation, rules) = (egress.generation, egress.all_rules());
+        let data = NetworkChanged { generation, rules, secrets, accept: egress.accept };
         self.fleet.write(id, data)?;
         let hint = "the policy may have changed in part; try again, or make room: pal gc";
         dir.rewrite_spec(spec).map_err(|error| failures::dir(id, error).hint(hint))?;
@@ -211,15 +256,30 @@ impl<'a> PolicyChanger<'a> {
 
 /// The changed policy.
 fn changed(old: Egress, change: PolicyChange) -> Result<Egress, Failure> {
-    let rules = match change {
-        PolicyChange::Replace(rules) => rules,
-        PolicyChange::Add(new) => {
-            let kept = old.all_rules().into_iter().filter(|rule| !new.iter().any(|one| one.to == rule.to));
-            new.iter().cloned().chain(kept).collect()
+    let PolicyPart { rules, accept } = match change {
+        PolicyChange::Replace(part) => part,
+        PolicyChange::Add(PolicyPart { rules: new, accept }) => {
+            let kept =
+                old.all_rules().into_iter().filter(|rule| !new.iter().any(|one| one.has_same_targets(rule)));
+            let kept_accept = old.accept.iter().filter(|one| !accept.contains(one));
+            PolicyPart {
+                rules: new.iter().cloned().chain(kept).collect(),
+                accept: kept_accept.chain(&accept).cloned().collect(),
+            }
+        }
+        PolicyChange::Reject(from) => {
+            if let Some(unknown) = from.iter().find(|one| !old.accept.contains(one)) {
+                let message = format!("the policy accepts no {:?}", fit_to_show(unknown));
+                let hint = "write it as the policy does: pal net show BODY";
+                return Err(Failure::new(Kind::NotFound, message).hint(hint));
+            }
+            let accept = old.accept.iter().filter(|one| !from.contains(one)).cloned().collect();
+            PolicyPart { rules: old.all_rules(), accept }
         }
     };
     check(&rules)?;
-    Ok(Egress { allow: Vec::new(), rules, generation: old.generation + 1, secrets: old.secrets })
+    check_accept(&accept)?;
+    Ok(Egress { allow: Vec::new(), rules, generation: old.generation + 1, secrets: old.secrets, accept })
 }
 
 /// The state of a policy. `applied` is none if no egress process runs, and holds none if it does not answer.
@@ -236,6 +296,8 @@ fn state(spec: &Spec, applied: Option<Option<ProcessAnswer>>) -> NetworkState {
         policy: spec.egress.is_some(),
         rules: egress.all_rules(),
         secrets: Vec::new(),
+        accept: egress.accept,
+        ceiling: None,
         generation: egress.generation,
         in_force,
         open: answer.map(|answer| answer.open),
@@ -267,15 +329,44 @@ mod tests {
     fn a_new_rule_takes_the_place_of_one_about_the_same_target() {
         let secrets = vec![SecretGrant { name: "a".into(), placeholder: "palph0".into() }];
         let old = Egress { allow: vec!["a.test:443".into()], secrets: secrets.clone(), ..Egress::default() };
-        let add = |egress: &Egress, rule| changed(egress.clone(), PolicyChange::Add(vec![rule]));
+        let add = |egress: &Egress, rule| changed(egress.clone(), PolicyChange::Add(vec![rule].into()));
         let one = add(&old, EgressRule::deny("a.test:443")).unwrap();
         assert_eq!(shown(&one), ["deny a.test:443"]);
         let two = add(&one, EgressRule::allow("b.test:443").because("x")).unwrap();
         assert_eq!(shown(&two), ["allow b.test:443 (x)", "deny a.test:443"]);
         assert_eq!((two.generation, &two.secrets), (2, &secrets));
-        let three = changed(two, PolicyChange::Replace(Vec::new())).unwrap();
+        let three = changed(two, PolicyChange::Replace(PolicyPart::default())).unwrap();
         assert_eq!((shown(&three), three.generation), (Vec::new(), 3));
         assert!(add(&one, EgressRule::allow("https://b.test")).is_err());
+        // A rule about some requests to the target is another one, so a rule that denies them stays.
+        let query: std::collections::BTreeMap<_, _> = [("a".to_owned(), "b".to_owned())].into();
+        let some = EgressRule { query, ..EgressRule::deny("c.test:443") };
+        let four = add(&add(&old, some).unwrap(), EgressRule::allow("c.test:443")).unwrap();
+        assert_eq!(shown(&four), ["allow c.test:443", "deny c.test:443", "allow a.test:443"]);
+    }
+
+    #[test]
+    fn accepted_bodies_are_added_once_and_taken_back() {
+        let accept = |egress: Egress, from: &[&str]| {
+            let accept = from.iter().map(|one| (*one).to_owned()).collect();
+            changed(egress, PolicyChange::Add(PolicyPart { accept, ..PolicyPart::default() }))
+        };
+        let one =
+            accept(Egress { allow: vec!["a.test:443".into()], ..Egress::default() }, &["app:1"]).unwrap();
+        let two = accept(one, &["app:1", "web:2-3"]).unwrap();
+        assert_eq!(
+            (&*two.accept, shown(&two)),
+            (&["app:1".to_owned(), "web:2-3".to_owned()][..], vec!["allow a.test:443".into()])
+        );
+        let reject =
+            |egress: &Egress, from: &str| changed(egress.clone(), PolicyChange::Reject(vec![from.into()]));
+        let three = reject(&two, "app:1").unwrap();
+        assert_eq!(
+            (&*three.accept, shown(&three)),
+            (&["web:2-3".to_owned()][..], vec!["allow a.test:443".into()])
+        );
+        assert_eq!(reject(&three, "app:1").unwrap_err().kind, Kind::NotFound);
+        assert_eq!(accept(three, &["app"]).unwrap_err().kind, Kind::Usage);
     }
 
     #[test]

@@ -34,12 +34,18 @@ pub struct PolicyVerdict {
 }
 
 /// Judges a target as the egress process would, without a connection: it looks up no name.
-pub fn judge_target(body: &BodyId, rules: &[EgressRule], target: &str) -> Result<PolicyVerdict, Failure> {
+pub fn judge_target(
+    body: &BodyId,
+    rules: &[EgressRule],
+    ceiling: Option<&[EgressRule]>,
+    target: &str,
+) -> Result<PolicyVerdict, Failure> {
     let not_a_target = || {
         Failure::new(Kind::Usage, format!("{:?} is not a target", fit_to_show(target)))
             .hint("write a name or an address, and a port: pypi.org:443, 192.0.2.7:5432 or [2001:db8::1]:443")
     };
-    let policy = Policy::new(rules).map_err(|error| Failure::new(Kind::Internal, error.to_string()))?;
+    let policy = Policy::new(rules).and_then(|policy| policy.below(ceiling));
+    let policy = policy.map_err(|error| Failure::new(Kind::Internal, error.to_string()))?;
     let (method, place, path) = split_request(target);
     if method.is_some_and(|method| method.is_empty() || !method.bytes().all(|byte| byte.is_ascii_uppercase()))
     {
@@ -50,24 +56,47 @@ pub fn judge_target(body: &BodyId, rules: &[EgressRule], target: &str) -> Result
     let (to, judged) = match whole.parse::<SocketAddr>() {
         Ok(_) if method.is_some() || path.is_some() => return Err(not_a_target()),
         Ok(address) => {
-            let judged = policy.judge_address(address.ip(), address.port());
-            (address.to_string(), judged.map(|permit| permit.rule))
+            let judge = |policy: &Policy| {
+                policy.judge_address(address.ip(), address.port()).map(|permit| permit.rule)
+            };
+            (address.to_string(), with_terms(&policy, rules, judge))
         }
         Err(_) => {
             let (name, port) = Policy::target(&whole).map_err(|_| not_a_target())?;
-            let request = RequestTarget { method: method.unwrap_or("GET"), path: path.unwrap_or("/") };
-            let judged = policy.judge_name(&name, port).and_then(|permit| match method.or(path) {
-                Some(_) => policy.judge_request(&name, port, &request).map(|permit| permit.rule),
-                None => Ok(permit.rule),
-            });
+            let path_asked = path.unwrap_or("/");
+            let (path_asked, query) =
+                path_asked.split_once('?').map_or((path_asked, None), |(path, query)| (path, Some(query)));
+            let request = RequestTarget { query, ..RequestTarget::new(method.unwrap_or("GET"), path_asked) };
+            let judge = |policy: &Policy| {
+                policy.judge_name(&name, port).and_then(|permit| match method.or(path) {
+                    Some(_) => policy.judge_request(&name, port, &request).map(|permit| permit.rule),
+                    None => Ok(permit.rule),
+                })
+            };
             let front = method.map(|method| format!("{method} ")).unwrap_or_default();
-            (format!("{front}{name}:{port}{}", path.unwrap_or_default()), judged)
+            let to = format!("{front}{name}:{port}{}", path.unwrap_or_default());
+            (to, with_terms(&policy, rules, judge))
         }
     };
     Ok(match judged {
         Ok(why) => PolicyVerdict { to, allowed: true, why, allow: None },
         Err(why) => PolicyVerdict { allow: allowing_command(body, &to, &why), to, allowed: false, why },
     })
+}
+
+/// The rule that decides, with its conditions, budgets and effects.
+fn with_terms(
+    policy: &Policy,
+    rules: &[EgressRule],
+    judge: impl Fn(&Policy) -> Result<String, String>,
+) -> Result<String, String> {
+    let shown = judge(policy)?;
+    let is_it = |rule: &&EgressRule| {
+        let alone = Policy::new(&[(*rule).clone()]);
+        rule.shown() == shown && alone.is_ok_and(|policy| judge(&policy).is_ok())
+    };
+    let terms = rules.iter().find(is_it).map(EgressRule::details).unwrap_or_default();
+    Ok(std::iter::once(shown).chain(terms).collect::<Vec<_>>().join("; "))
 }
 
 /// Splits a target into the method, host and port, and the path of a request.
@@ -140,11 +169,13 @@ impl PolicyChanger<'_> {
     /// Proposes rules for what the egress process of a Body denied so far and the present policy still denies.
     pub fn propose(&self, id: &BodyId) -> Result<NetworkProposal, Failure> {
         let rules = self.fleet.view(id)?.spec.egress.map(|egress| egress.all_rules()).unwrap_or_default();
+        let ceiling = self.fleet.egress().ceiling_of(id)?;
+        let judge = |to: &str| judge_target(id, &rules, ceiling.as_deref(), to);
         let log = self.fleet.log();
         log.drain_egress(id)?;
         let events = log.read(&EventQuery::of_body(id))?;
         let mut wanted = collect(&events);
-        wanted.retain(|one| judge_target(id, &rules, &one.to).map_or(true, |verdict| !verdict.allowed));
+        wanted.retain(|one| judge(&one.to).map_or(true, |verdict| !verdict.allowed));
         Ok(proposal(id, wanted))
     }
 }
@@ -154,12 +185,15 @@ fn collect(events: &[Event]) -> Vec<WantedTarget> {
     let mut wanted: Vec<WantedTarget> = Vec::new();
     for event in events {
         let (to, why, total) = match event.decode() {
-            DecodedEvent::Known(EventData::NetworkDenied(NetworkDenied { to, why, .. })) => (to, why, None),
+            DecodedEvent::Known(EventData::NetworkDenied(NetworkDenied { to, why, from: None, .. })) => {
+                (to, why, None)
+            }
             DecodedEvent::Known(EventData::NetworkCounted(NetworkCounted {
                 to,
                 allowed: false,
                 why,
                 count,
+                from: None,
                 ..
             })) => (to, why, Some(count)),
             _ => continue,
@@ -193,6 +227,8 @@ fn proposal(id: &BodyId, wanted: Vec<WantedTarget>) -> NetworkProposal {
 
 #[cfg(test)]
 mod tests {
+    use proto::egress::RuleLimit;
+
     use super::*;
 
     fn body() -> BodyId {
@@ -202,7 +238,7 @@ mod tests {
     #[test]
     fn a_target_is_judged_with_its_rule_and_a_way_on() {
         let rules = [EgressRule::allow("pypi.org:443").because("pip"), EgressRule::deny("**.evil.test:*")];
-        let judge = |target: &str| judge_target(&body(), &rules, target).unwrap();
+        let judge = |target: &str| judge_target(&body(), &rules, None, target).unwrap();
         let good = judge("PyPI.org");
         assert_eq!(
             (good.to.as_str(), good.allowed, good.why.as_str()),
@@ -213,8 +249,16 @@ mod tests {
         let evil = judge("x.evil.test:443");
         assert_eq!((evil.allowed, evil.allow), (false, None));
         assert_eq!(judge("192.0.2.7:5432").allow.as_deref(), Some("pal net allow k3v9 '192.0.2.7:5432'"));
+        let ceiling = [EgressRule::allow("pypi.org")];
+        let below = |target: &str| {
+            judge_target(&body(), &[EgressRule::allow("*:*")], Some(&ceiling), target).unwrap()
+        };
+        assert!(below("pypi.org").allowed);
+        let above = below("a.test");
+        assert_eq!((above.allowed, above.allow), (false, None), "no command of the Body's user helps");
+        assert!(above.why.starts_with(proto::egress::CEILING), "{}", above.why);
         let rules = [EgressRule::allow("GET api.test/repos/**")];
-        let judge = |target: &str| judge_target(&body(), &rules, target).unwrap();
+        let judge = |target: &str| judge_target(&body(), &rules, None, target).unwrap();
         assert!(judge("api.test").allowed && judge("api.test/repos/a").allowed);
         let post = judge("POST api.test/repos/a");
         assert_eq!(
@@ -222,9 +266,32 @@ mod tests {
             (false, Some("pal net allow k3v9 'POST api.test:443/repos/a'"))
         );
         assert!(!judge("api.test/other").allowed);
-        assert!(judge_target(&body(), &rules, "https://pypi.org").is_err());
-        assert!(judge_target(&body(), &rules, "get api.test").is_err(), "methods are in upper case");
-        assert!(judge_target(&body(), &rules, "a b c:1").is_err());
+        let judge = |target: &str| judge_target(&body(), &rules, None, target);
+        assert!(judge("https://pypi.org").is_err());
+        assert!(judge("get api.test").is_err(), "methods are in upper case");
+        assert!(judge("a b c:1").is_err());
+    }
+
+    #[test]
+    fn a_verdict_names_the_terms_of_its_rule() {
+        let query = [("page".to_owned(), "[0-9]*".to_owned())].into();
+        let limit = RuleLimit { rate: Some("60/min".into()), bytes: None };
+        let rules = [
+            EgressRule { query, ..EgressRule::allow("GET api.test/list") },
+            EgressRule {
+                limit: Some(limit),
+                window: Some("00:00-24:00".into()),
+                ..EgressRule::allow("b.test:22")
+            },
+        ];
+        let judge = |target: &str| judge_target(&body(), &rules, None, target).unwrap();
+        let page = judge("GET api.test/list?page=7");
+        assert_eq!(
+            (page.allowed, page.why.as_str()),
+            (true, "allow GET api.test/list; only query page=[0-9]*")
+        );
+        assert!(!judge("GET api.test/list?page=x").allowed && !judge("GET api.test/list").allowed);
+        assert_eq!(judge("b.test:22").why, "allow b.test:22; only 00:00-24:00 UTC; at most 60/min");
     }
 
     #[test]

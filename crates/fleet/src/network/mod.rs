@@ -12,7 +12,7 @@ mod remotes;
 mod repository;
 mod request;
 
-pub use changer::{GrantedSecret, NetworkState, PolicyChange, PolicyChanger, PolicyForce};
+pub use changer::{GrantedSecret, NetworkState, PolicyChange, PolicyChanger, PolicyForce, PolicyPart};
 pub use decisions::{
     NetworkProposal, PolicyVerdict, WantedTarget, allowing_command, allowing_target, judge_target,
 };
@@ -22,4 +22,4 @@ pub use reach::{RuleReach, network_warnings, rule_reach};
 pub use request::NetworkRequest;
 
 pub(crate) use repository::repository_policy;
-pub(crate) use request::check;
+pub(crate) use request::{check, check_accept};

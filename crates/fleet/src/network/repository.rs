@@ -16,12 +16,13 @@ pub(crate) fn repository_policy(
     if *settings == NetworkSettings::default() {
         return Ok(None);
     }
-    let NetworkSettings { preset, allow, deny, rules } = settings.clone();
+    let NetworkSettings { preset, allow, deny, rules, accept } = settings.clone();
     let presets =
         preset.iter().map(|name| name.parse()).collect::<Result<Vec<Preset>, _>>().map_err(of_file)?;
-    let request = NetworkRequest { presets, allow, deny, rules, ..NetworkRequest::default() };
+    let request = NetworkRequest { presets, allow, deny, rules, accept, ..NetworkRequest::default() };
     let all = request.all_rules(remotes).map_err(of_file)?;
     request::check(&all).map_err(of_file)?;
+    request::check_accept(&request.accept).map_err(of_file)?;
     for rule in &all {
         let why = match rule_reach(rule) {
             None | Some(RuleReach::Names) => continue,
@@ -45,7 +46,7 @@ pub(crate) fn repository_policy(
     }
     let summary = request.summary();
     // The remotes are those of this repository, so its presets become rules here.
-    let expanded = NetworkRequest { rules: all, ..NetworkRequest::default() };
+    let expanded = NetworkRequest { rules: all, accept: request.accept, ..NetworkRequest::default() };
     Ok(Some((expanded, summary)))
 }
 

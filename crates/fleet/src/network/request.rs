@@ -2,7 +2,7 @@
 
 use proto::{
     Failure, Kind,
-    egress::{EgressRule, Policy},
+    egress::{AcceptList, EgressRule, Policy},
     spec::Egress,
 };
 
@@ -21,8 +21,10 @@ pub struct NetworkRequest {
     pub ask: Vec<String>,
     /// Further rules.
     pub rules: Vec<EgressRule>,
-    /// Whether each rule that allows asks instead.
+    /// Whether each rule that allows asks instead; rules about other Bodies do not.
     pub asks: bool,
+    /// Other Bodies that may connect, each as `BODY:PORTS`.
+    pub accept: Vec<String>,
 }
 
 impl NetworkRequest {
@@ -40,7 +42,9 @@ impl NetworkRequest {
     pub fn policy(&self, remotes: &[String]) -> Result<Option<Egress>, Failure> {
         let rules = self.all_rules(remotes)?;
         check(&rules)?;
-        Ok((!rules.is_empty()).then(|| Egress { rules, ..Egress::default() }))
+        check_accept(&self.accept)?;
+        let accept = self.accept.clone();
+        Ok((!rules.is_empty() || !accept.is_empty()).then(|| Egress { rules, accept, ..Egress::default() }))
     }
 
     /// All rules: those of the caller first, because the first rule that allows decides about the protocol.
@@ -62,9 +66,20 @@ impl NetworkRequest {
             preset.rules(remotes)?.into_iter().for_each(|rule| add(&mut rules, rule));
         }
         match self.asks {
-            true => Ok(rules.into_iter().map(EgressRule::into_question).collect()),
+            true => Ok(rules
+                .into_iter()
+                .map(|rule| if rule.is_about_bodies() { rule } else { rule.into_question() })
+                .collect()),
             false => Ok(rules),
         }
+    }
+
+    /// The rules of a ceiling that the request describes. One that is closed denies everything.
+    pub fn ceiling(&self) -> Result<Vec<EgressRule>, Failure> {
+        let rules = self.all_rules(&[])?;
+        check(&rules)?;
+        let is_closed = rules.is_empty() && self.presets == [Preset::Closed];
+        Ok(if is_closed { vec![EgressRule::deny("*:*")] } else { rules })
     }
 
     /// The request in a few words: its presets and targets.
@@ -77,13 +92,15 @@ impl NetworkRequest {
         let presets = self.presets.iter().map(ToString::to_string);
         let allow = self.allow.iter().map(|to| proto::egress::fit_to_show(to));
         let deny = self.deny.iter().map(|to| format!("not {}", proto::egress::fit_to_show(to)));
-        presets.chain(allow).chain(self.rules.iter().map(rule)).chain(deny).collect::<Vec<_>>().join(", ")
+        let accept = self.accept.iter().map(|from| format!("accepts {}", proto::egress::fit_to_show(from)));
+        let rules = self.rules.iter().map(rule);
+        presets.chain(allow).chain(rules).chain(deny).chain(accept).collect::<Vec<_>>().join(", ")
     }
 }
 
-/// Adds a rule, unless an equal one for these targets is there.
+/// Adds a rule, unless one for these targets with the same effect is there.
 fn add(rules: &mut Vec<EgressRule>, rule: EgressRule) {
-    if !rules.iter().any(|known| known.to == rule.to && known.action == rule.action) {
+    if !rules.iter().any(|known| known.has_same_targets(&rule) && known.action == rule.action) {
         rules.push(rule);
     }
 }
@@ -93,6 +110,13 @@ pub(crate) fn check(rules: &[EgressRule]) -> Result<(), Failure> {
     Policy::new(rules).map(drop).map_err(|error| {
         Failure::new(Kind::Usage, error.to_string()).hint("for example: --allow git.example.org:443")
     })
+}
+
+/// Checks the Bodies that may connect.
+pub(crate) fn check_accept(accept: &[String]) -> Result<(), Failure> {
+    AcceptList::new(accept)
+        .map(drop)
+        .map_err(|error| Failure::new(Kind::Usage, error.to_string()).hint("for example: --accept app:5432"))
 }
 
 #[cfg(test)]
@@ -112,6 +136,7 @@ mod tests {
             ask: Vec::new(),
             rules: vec![EgressRule::allow("pypi.org:443").because("twice")],
             asks: false,
+            accept: Vec::new(),
         };
         let rules = request.policy(&[]).unwrap().unwrap().all_rules();
         let shown: Vec<_> = rules.iter().take(3).map(EgressRule::shown).collect();

@@ -115,7 +115,10 @@ fn is_covered(rules: &[EgressRule], to: &str) -> bool {
         |rule: &EgressRule| rule.action == RuleAction::Allow && [to, bare].contains(&rule.host_and_ports());
     let allows_it = || {
         let (host, port) = to.rsplit_once(':')?;
-        let policy = Policy::new(rules).ok()?;
+        // A rule with a window covers a host at all times: no second rule opens it outside.
+        let always: Vec<EgressRule> =
+            rules.iter().map(|rule| EgressRule { window: None, ..rule.clone() }).collect();
+        let policy = Policy::new(&always).ok()?;
         policy.judge_name(host, port.parse().ok()?).ok()
     };
     rules.iter().any(names_it) || allows_it().is_some()

@@ -48,7 +48,7 @@ pub static SERVICES: &[SecretService] = &[
         headers: &["x-api-key", "authorization"],
         ..bearer("anthropic", &["api.anthropic.com"], &["ANTHROPIC_API_KEY"], Some("sk-ant-"))
     },
-    bearer("openai", &["api.openai.com"], &["OPENAI_API_KEY"], Some("sk-")),
+    bearer("openai", &["api.openai.com"], &["OPENAI_API_KEY", "CODEX_API_KEY"], Some("sk-")),
     SecretService {
         headers: &["x-goog-api-key"],
         query: true,

@@ -15,7 +15,7 @@ use std::{
 };
 
 use proto::{
-    egress::CERTIFICATES,
+    egress::{CERTIFICATES, JAVA_CERTIFICATES, java_trust_store},
     guest::EGRESS_DIR,
     launch::{SeedEntry, area_dir},
     spec::Access,
@@ -267,15 +267,26 @@ fn place_seeds(upper: &Path, seed: &SeedEntry) -> io::Result<()> {
             if is_certificates(&inside) {
                 let _ = fs::remove_file(&place);
             }
-            let file = fs::File::options().write(true).create_new(true).open(&place);
-            file.and_then(|mut file| io::Write::write_all(&mut file, contents.as_bytes()))
-                .and_then(|()| fs::set_permissions(&place, fs::Permissions::from_mode(0o644)))
+            create_file(&place, contents.as_bytes()).and_then(|()| {
+                let for_java = place.with_file_name(JAVA_CERTIFICATES);
+                if !is_certificates(&inside) {
+                    return Ok(());
+                }
+                let _ = fs::remove_file(&for_java);
+                create_file(&for_java, &java_trust_store(contents))
+            })
         }
         SeedEntry::Hidden { .. } => {
             rustix::fs::mknodat(CWD, &place, FileType::CharacterDevice, Mode::empty(), 0)
                 .map_err(io::Error::from)
         }
     })
+}
+
+fn create_file(place: &Path, contents: &[u8]) -> io::Result<()> {
+    let mut file = fs::File::options().write(true).create_new(true).open(place)?;
+    io::Write::write_all(&mut file, contents)?;
+    fs::set_permissions(place, fs::Permissions::from_mode(0o644))
 }
 
 /// Whether a path of the root is the file of certificates that programs trust.

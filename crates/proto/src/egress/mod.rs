@@ -3,9 +3,17 @@
 //! Trust: a Body chooses the targets, and the process that writes the spool reads a Body's bytes. Both are
 //! hostile.
 
+mod ceiling;
+mod limit;
+mod peers;
 mod policy;
+mod request_conditions;
 mod request_match;
+mod rule;
+mod rule_reader;
 mod secret;
+mod trust_store;
+mod window;
 
 use std::{
     net::{IpAddr, Ipv4Addr},
@@ -14,15 +22,22 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-pub use policy::{
-    EgressRule, Permit, Policy, Protocol, RULES_MAX, RequestPermit, RuleAction, RuleError, canonical_name,
-    is_secret_host,
+use crate::BodyName;
+pub use ceiling::CEILING;
+pub use limit::{ByteBudget, RequestRate, RuleBudget};
+pub use peers::{
+    ACCEPT_MAX, AcceptError, AcceptList, AcceptRule, BODY_DOMAIN, BodyIdentity, PEER_LINE_LEN_MAX, PEERS,
+    PeerAnswer, PeerCall, PeerRefusal, PeerRequest, body_label, is_body_domain, no_such_body,
 };
+pub use policy::{ForwardHost, Permit, PermitTerms, Policy, Protocol, RULES_MAX, RequestPermit};
 pub use request_match::{RequestPattern, RequestTarget};
+pub use rule::{EgressRule, RuleAction, RuleError, RuleLimit, RuleResponse};
+pub use rule_reader::{canonical_name, is_secret_host};
 pub use secret::{
     AuthorityOrder, EgressSecret, PLACEHOLDER_MARK, SECRETS_MAX, SecretFields, SshKeyOrder, SshLogin,
     is_placeholder_byte,
 };
+pub use trust_store::java_trust_store;
 
 /// Most characters of a target or a reason that are kept.
 const SHOWN_LEN_MAX: usize = 200;
@@ -35,6 +50,8 @@ pub const SOCKET: &str = "egress.sock";
 pub const SHARED: &str = "shared";
 /// The certificates that programs of the Body trust, in that part.
 pub const CERTIFICATES: &str = "certificates.pem";
+/// The same certificates for Java, beside that file.
+pub const JAVA_CERTIFICATES: &str = "certificates.p12";
 /// The file in the data directory with the key of sealed values.
 pub const SECRETS_KEY: &str = "secrets.key";
 /// The spool of decisions, in the proxy's directory.
@@ -125,6 +142,9 @@ pub enum DecisionKind {
     /// A connection waits for a change of the policy.
     #[serde(rename = "network.asked")]
     Asked,
+    /// The proxy is about to forward bytes of a rule with a budget.
+    #[serde(rename = "network.spent")]
+    Spent,
 }
 
 impl DecisionKind {
@@ -136,12 +156,13 @@ impl DecisionKind {
             Self::Counted => "network.counted",
             Self::Named => "network.named",
             Self::Asked => "network.asked",
+            Self::Spent => "network.spent",
         }
     }
 }
 
 /// A decision about connections of a Body: the data of its event.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Decision {
     /// The target, as far as the proxy understood it, escaped for a terminal.
     pub to: String,
@@ -155,12 +176,27 @@ pub struct Decision {
     /// The address that stands for the name; only where the resolver gave one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<IpAddr>,
+    /// The bytes that a rule has spent of its budget, where they are recorded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spent: Option<SpentBytes>,
+    /// The name or id of the Body that connected, if another Body did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<BodyName>,
+}
+
+/// The bytes that a rule has spent.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct SpentBytes {
+    /// The key of its budget: [`RuleBudget::key`].
+    pub key: String,
+    /// How many bytes, at most.
+    pub bytes: u64,
 }
 
 impl Decision {
     /// A decision that allows a connection.
     pub fn allowed(to: &str, why: &str) -> Self {
-        Self { to: fit_to_show(to), allowed: true, why: fit_to_show(why), count: None, address: None }
+        Self { to: fit_to_show(to), allowed: true, why: fit_to_show(why), ..Self::default() }
     }
 
     /// The resolver's choice of the address that stands for a name.
@@ -168,9 +204,22 @@ impl Decision {
         Self { address: Some(address), ..Self::allowed(name, "a rule names it") }
     }
 
+    /// The bytes that a rule has spent of its budget.
+    pub fn spent(budget: &RuleBudget, bytes: u64) -> Self {
+        let of = budget.bytes.as_ref().map_or("", |budget| &budget.text);
+        let spent = Some(SpentBytes { key: budget.key.clone(), bytes });
+        Self { spent, ..Self::allowed(&budget.rule, &format!("its budget of bytes is {of}")) }
+    }
+
     /// A decision that denies a connection.
     pub fn denied(to: &str, why: &str) -> Self {
-        Self { to: fit_to_show(to), allowed: false, why: fit_to_show(why), count: None, address: None }
+        Self { to: fit_to_show(to), allowed: false, why: fit_to_show(why), ..Self::default() }
+    }
+
+    /// The decision about a connection that another Body made.
+    #[must_use]
+    pub fn of_peer(self, from: &BodyIdentity) -> Self {
+        Self { from: from.label().parse().ok(), ..self }
     }
 }
 
@@ -193,12 +242,21 @@ impl SpoolLine {
             DecisionKind::Allowed => line.data.allowed && line.data.count.is_none(),
             DecisionKind::Denied | DecisionKind::Asked => !line.data.allowed && line.data.count.is_none(),
             DecisionKind::Counted => line.data.count.is_some(),
+            DecisionKind::Spent => {
+                let is_key = |key: &str| key.len() == 32 && key.bytes().all(|byte| byte.is_ascii_hexdigit());
+                let spent = line.data.spent.as_ref().is_some_and(|spent| is_key(&spent.key));
+                spent && line.data.allowed && line.data.count.is_none()
+            }
             DecisionKind::Named => {
                 let name = canonical_name(&line.data.to).is_some_and(|name| name == line.data.to);
                 name && line.data.allowed && line.data.address.is_some() && line.data.count.is_none()
             }
         };
         let sound = sound && (line.data.address.is_none() || line.kind == DecisionKind::Named);
+        let sound = sound && (line.data.spent.is_none() || line.kind == DecisionKind::Spent);
+        let is_of_peer =
+            matches!(line.kind, DecisionKind::Allowed | DecisionKind::Denied | DecisionKind::Counted);
+        let sound = sound && (line.data.from.is_none() || is_of_peer);
         // A text that is escaped already stays the same when it is escaped again.
         let fit = |text: &str| text.len() <= 12 * SHOWN_LEN_MAX && crate::text::visible(text) == text;
         (sound && fit(&line.data.to) && fit(&line.data.why)).then_some(line)
@@ -216,7 +274,8 @@ pub enum Flush {
 }
 
 /// The orders of a `pal-egress`. The supervisor sends them at its start, after these descriptors: the listening socket, the
-/// spool, the pidfd of the Body's first process, the control listener, and with [`TRANSPARENT`] the redirected sockets.
+/// spool, the pidfd of the Body's first process, the control listener, the listener for other Bodies, and with
+/// [`TRANSPARENT`] the redirected sockets.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EgressOrders {
     /// The rules of the policy.
@@ -236,17 +295,37 @@ pub struct EgressOrders {
     /// The authority whose certificates the proxy shows for inspected names; none if it inspects none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub authority: Option<AuthorityOrder>,
+    /// The Body itself; without it the proxy takes and makes no connections from Body to Body.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub body: Option<BodyIdentity>,
+    /// The other Bodies that may connect, each as `BODY:PORTS`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub accept: Vec<String>,
+    /// The ceiling of the key that owns the Body: every connection must be allowed by these rules, too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ceiling: Option<Vec<EgressRule>>,
 }
 
 impl EgressOrders {
     /// Orders without secrets.
     pub fn new(rules: Vec<EgressRule>, generation: u64, flush: Flush) -> Self {
-        Self { rules, generation, flush, secrets: Vec::new(), ssh_keys: Vec::new(), authority: None }
+        Self {
+            rules,
+            generation,
+            flush,
+            secrets: Vec::new(),
+            ssh_keys: Vec::new(),
+            authority: None,
+            body: None,
+            accept: Vec::new(),
+            ceiling: None,
+        }
     }
 
-    /// The policy, with the hosts of the secrets.
+    /// The policy, with the hosts of the secrets, below the ceiling.
     pub fn policy(&self) -> Result<Policy, RuleError> {
-        Policy::new(&self.rules)?.inspecting(self.secrets.iter().flat_map(|secret| &secret.hosts))
+        let hosts = self.secrets.iter().flat_map(|secret| &secret.hosts);
+        Policy::new(&self.rules)?.inspecting(hosts)?.below(self.ceiling.as_deref())
     }
 }
 
@@ -269,7 +348,7 @@ pub struct EgressStart {
 #[serde(rename_all = "lowercase")]
 pub enum EgressControl {
     /// Replace the policy, and close the connections that it no longer allows.
-    Replace(EgressOrders),
+    Replace(Box<EgressOrders>),
     /// Report the state.
     Status,
 }

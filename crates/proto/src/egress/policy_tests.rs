@@ -1,6 +1,9 @@
 //! Tests of rules and policies.
 
+use std::collections::BTreeMap;
+
 use super::*;
+use crate::egress::{RuleLimit, RuleResponse};
 
 fn policy(rules: &[&str]) -> Policy {
     Policy::parse(rules).unwrap()
@@ -183,7 +186,7 @@ fn requests_are_judged_by_rules_with_methods_and_paths() {
     let permit = policy.judge_name("api.test", 443).unwrap();
     assert!(permit.inspect && permit.protocol == Protocol::Tls);
     assert!(!policy.judge_name("free.test", 443).unwrap().inspect);
-    let judge = |method, path| policy.judge_request("api.test", 443, &RequestTarget { method, path });
+    let judge = |method, path| policy.judge_request("api.test", 443, &RequestTarget::new(method, path));
     assert!(judge("GET", "/repos/a").is_ok() && judge("POST", "/graphql").is_ok());
     assert_eq!(
         judge("GET", "/repos/secret/a").unwrap_err(),
@@ -208,12 +211,12 @@ fn requests_are_judged_by_rules_with_methods_and_paths() {
 #[test]
 fn headers_of_a_rule_are_checked() {
     let rule = |to: &str, name: &str, value: &str| EgressRule {
-        headers: [(name.to_owned(), value.to_owned())].into(),
+        set_headers: [(name.to_owned(), value.to_owned())].into(),
         ..EgressRule::allow(to)
     };
     let policy = Policy::new(&[rule("a.test", "x-team", "agents ${key}")]).unwrap();
-    let target = RequestTarget { method: "GET", path: "/" };
-    assert_eq!(policy.judge_request("a.test", 443, &target).unwrap().headers["x-team"], "agents ${key}");
+    let target = RequestTarget::new("GET", "/");
+    assert_eq!(policy.judge_request("a.test", 443, &target).unwrap().set_headers["x-team"], "agents ${key}");
     for (to, name, value) in [
         ("a.test", "host", "b"),
         ("a.test", "Content-Length", "1"),
@@ -243,4 +246,155 @@ fn examples_are_checked() {
         "the rule \"api.example.org:443\" should match its example \"api.example.org:80\""
     );
     assert!(rule(&[], &["api.example.org:443"]).is_err());
+}
+
+fn map(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+    pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+}
+
+/// A time in the week of Monday, 2026-01-05.
+fn at(day: u64, hour: u64) -> SystemTime {
+    std::time::UNIX_EPOCH + std::time::Duration::from_secs(1_767_571_200 + (day * 24 + hour) * 3600)
+}
+
+#[test]
+fn conditions_fail_closed_in_both_directions() {
+    let pages = |action| EgressRule {
+        action,
+        query: map(&[("page", "[0-9]*")]),
+        ..EgressRule::allow("GET a.test:443/list")
+    };
+    let team =
+        |action| EgressRule { action, headers: map(&[("x-team", "a*")]), ..EgressRule::allow("a.test:443") };
+    let judge = |rules: &[EgressRule], query: &str, headers: &[(&str, &[u8])]| {
+        let policy = Policy::new(rules).unwrap();
+        let request = RequestTarget { query: Some(query), headers, ..RequestTarget::new("GET", "/list") };
+        policy.judge_request("a.test", 443, &request)
+    };
+    let (allowing, all) = ([pages(RuleAction::Allow)], EgressRule::allow("a.test:443"));
+    let denying = [all.clone(), pages(RuleAction::Deny)];
+    for (query, allows, denies) in
+        [("page=7", true, true), ("page=x", false, false), ("", false, false), ("page=7&page=x", false, true)]
+    {
+        assert_eq!(judge(&allowing, query, &[]).is_ok(), allows, "{query}");
+        assert_eq!(judge(&denying, query, &[]).is_err(), denies, "{query}");
+    }
+    let why = judge(&allowing, "page=7;x", &[]).unwrap_err();
+    assert_eq!(why, "GET a.test:443/list has a query or headers that servers read differently");
+    let (one, two): (&[(&str, &[u8])], _) =
+        (&[("X-Team", b"ab")], [("x-team", &b"ab"[..]), ("x-team", b"c")]);
+    assert!(judge(&[team(RuleAction::Allow)], "", one).is_ok());
+    assert!(judge(&[team(RuleAction::Allow)], "", &two).is_err());
+    assert!(judge(&[all.clone(), team(RuleAction::Deny)], "", &two).is_err());
+    assert!(judge(&[all, team(RuleAction::Deny)], "", &[]).is_ok());
+    let policy = Policy::new(&allowing).unwrap();
+    assert!(policy.judge_name("a.test", 443).unwrap().inspect);
+    assert_eq!(policy.inspected_names().unwrap(), ["a.test"]);
+}
+
+#[test]
+fn a_rule_counts_in_its_window_only() {
+    let window = |rule: EgressRule| EgressRule { window: Some("mon-fri 08:00-18:00".into()), ..rule };
+    let rules = [
+        window(EgressRule::allow("a.test:443")),
+        window(EgressRule::deny("b.test:*")),
+        EgressRule::allow("b.test:443"),
+        window(EgressRule::ask("c.test:443")),
+    ];
+    let policy = Policy::new(&rules).unwrap();
+    let (day, night) = (policy.clone().at(at(1, 9)), policy.at(at(1, 19)));
+    let names = |policy: &Policy| ["a.test", "b.test"].map(|name| policy.judge_name(name, 443).is_ok());
+    assert_eq!((names(&day), names(&night)), ([true, false], [false, true]));
+    assert_eq!(
+        night.judge_name("a.test", 443).unwrap_err(),
+        "the rule `allow a.test:443` counts only in its window mon-fri 08:00-18:00 (UTC)"
+    );
+    assert!(day.asking_name("c.test", 443).is_some() && night.asking_name("c.test", 443).is_none());
+    assert!(night.resolves("a.test"), "a name has an address, so that the reason can be told");
+    assert_eq!((day.resolves("b.test"), night.resolves("b.test")), (false, true));
+}
+
+#[test]
+fn a_rule_answers_or_sends_requests_elsewhere() {
+    let response = RuleResponse { status: 200, headers: BTreeMap::new(), body: "hi".into() };
+    let rules = [
+        EgressRule { respond: Some(response.clone()), ..EgressRule::allow("GET a.test:443/x") },
+        EgressRule { forward: Some("B.test:8443".into()), ..EgressRule::allow("a.test:443+private") },
+    ];
+    let policy = Policy::new(&rules).unwrap();
+    let permit = policy.judge_name("a.test", 443).unwrap();
+    assert!(permit.inspect && permit.connects_late);
+    assert!(!permit.private, "the mark is about the other host");
+    let judge = |path| policy.judge_request("a.test", 443, &RequestTarget::new("GET", path)).unwrap();
+    assert_eq!(judge("/x").respond, Some(response));
+    let host = ForwardHost { name: "b.test".into(), port: 8443, private: true };
+    assert_eq!(judge("/y").forward, Some(host.clone()));
+    assert_eq!(policy.denial_of_forward(&host), None);
+    let denied = Policy::new(&[rules.as_slice(), &[EgressRule::deny("b.test:*")]].concat()).unwrap();
+    assert!(denied.denial_of_forward(&host).is_some());
+}
+
+#[test]
+fn fields_that_mean_nothing_together_are_refused() {
+    let allow = || EgressRule::allow("a.test:443");
+    let respond = |status, body: &str| RuleResponse { status, headers: BTreeMap::new(), body: body.into() };
+    let with = |rule: EgressRule| EgressRule { respond: Some(respond(200, "")), ..rule };
+    let limited = |rule: EgressRule, bytes: &str| EgressRule {
+        limit: Some(RuleLimit { rate: None, bytes: Some(bytes.into()) }),
+        ..rule
+    };
+    let forward = |to: &str, host: &str| EgressRule { forward: Some(host.into()), ..EgressRule::allow(to) };
+    let windowed = |text: &str| EgressRule { window: Some(text.into()), ..allow() };
+    for good in [
+        with(allow()),
+        limited(allow(), "1MiB"),
+        forward("a.test:80+plain", "b.test:80"),
+        windowed("00:00-24:00"),
+    ] {
+        assert!(Policy::new(std::slice::from_ref(&good)).is_ok(), "{good:?}");
+    }
+    for (bad, word) in [
+        (with(EgressRule::deny("a.test")), "only a rule that allows"),
+        (limited(EgressRule::ask("a.test"), "1MiB"), "only a rule that allows"),
+        (
+            EgressRule { query: map(&[("a", "b")]), ..EgressRule::ask("a.test") },
+            "a connection waits as a whole",
+        ),
+        (with(EgressRule::allow("a.test:443+tunnel")), "requests that can be read"),
+        (forward("a.test:5432+tcp", "b.test:5432"), "requests that can be read"),
+        (forward("192.0.2.7:80", "b.test:80"), "requests that can be read"),
+        (
+            EgressRule { headers: map(&[("x", "y")]), ..EgressRule::allow("a.test+tunnel") },
+            "requests that can be read",
+        ),
+        (
+            EgressRule { respond: Some(respond(200, "")), ..forward("a.test", "b.test:80") },
+            "exclude each other",
+        ),
+        (EgressRule { set_headers: map(&[("x", "y")]), ..with(allow()) }, "`set_headers`"),
+        (with(limited(allow(), "1MiB")), "budget of bytes"),
+        (limited(allow(), "1MB"), "`bytes`"),
+        (EgressRule { limit: Some(RuleLimit::default()), ..allow() }, "needs `rate` or `bytes`"),
+        (windowed("always"), "`window`"),
+        (forward("a.test", "b.test"), "`forward`"),
+        (forward("a.test", "192.0.2.7:80"), "`forward`"),
+        (forward("a.test", "b.test:0"), "`forward`"),
+        (EgressRule { respond: Some(respond(101, "")), ..allow() }, "`status`"),
+        (EgressRule { respond: Some(respond(204, "x")), ..allow() }, "has no body"),
+        (EgressRule { respond: Some(respond(200, &"x".repeat((64 << 10) + 1))), ..allow() }, "64 KiB"),
+        (EgressRule { headers: map(&[("host", "x")]), ..allow() }, "`headers`"),
+        (EgressRule { query: map(&[("a", "[")]), ..allow() }, "`query`"),
+    ] {
+        let refused = Policy::new(std::slice::from_ref(&bad)).unwrap_err().to_string();
+        assert!(refused.contains(word), "{bad:?}: {refused}");
+    }
+    let odd = RuleResponse { headers: map(&[("Content-Length", "1")]), ..respond(200, "") };
+    assert!(Policy::new(&[EgressRule { respond: Some(odd), ..allow() }]).is_err());
+}
+
+#[test]
+fn examples_have_queries() {
+    let rule = EgressRule { query: map(&[("page", "?")]), ..EgressRule::allow("a.test:443") };
+    let example = |text: &str| Policy::new(&[EgressRule { matches: vec![text.into()], ..rule.clone() }]);
+    assert!(example("GET a.test:443/x?page=1").is_ok() && example("GET a.test:443/x?page=12").is_err());
 }

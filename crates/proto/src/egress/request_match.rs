@@ -1,26 +1,34 @@
-//! Conditions of a rule on HTTP requests: methods and paths.
+//! Conditions of a rule on HTTP requests: methods, paths, parameters of the query, and headers.
 //!
 //! Trust: servers decode, fold and merge the parts of a path in ways of their own, so a rule with conditions takes only
 //! paths that have one reading.
+
+use super::request_conditions::{ConditionFit, ValueConditions};
 
 /// Most methods of a rule, and its longest path.
 const METHODS_MAX: usize = 16;
 const PATH_LEN_MAX: usize = 1024;
 
-/// The method and the path of a request, without its query.
+/// The parts of a request that rules judge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RequestTarget<'a> {
     /// The method, in its own spelling.
     pub method: &'a str,
     /// The path, which begins with a slash.
     pub path: &'a str,
+    /// The query, as the program wrote it.
+    pub query: Option<&'a str>,
+    /// The headers: names and values.
+    pub headers: &'a [(&'a str, &'a [u8])],
 }
 
-/// The requests to which a rule is limited; without methods and path: all.
+/// The requests to which a rule is limited; without conditions: all.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RequestPattern {
     methods: Vec<String>,
     path: Option<String>,
+    query: ValueConditions,
+    headers: ValueConditions,
 }
 
 impl RequestPattern {
@@ -35,7 +43,7 @@ impl RequestPattern {
             return None;
         }
         let is_path = |path: &str| {
-            let target = RequestTarget { method: "GET", path };
+            let target = RequestTarget::new("GET", path);
             path.len() <= PATH_LEN_MAX && target.check_one_reading().is_ok()
         };
         if path.is_some_and(|path| !is_path(path)) {
@@ -43,22 +51,47 @@ impl RequestPattern {
         }
         // The path of a whole host is no condition.
         let path = path.filter(|path| *path != "/**").map(str::to_owned);
-        Some(Self { methods, path })
+        Some(Self { methods, path, ..Self::default() })
+    }
+
+    /// The pattern with conditions on the query and on headers.
+    #[must_use]
+    pub fn with_values(self, query: ValueConditions, headers: ValueConditions) -> Self {
+        Self { query, headers, ..self }
     }
 
     /// Whether there are requests that the rule does not cover.
     pub fn is_limited(&self) -> bool {
-        !self.methods.is_empty() || self.path.is_some()
+        !self.methods.is_empty() || self.path.is_some() || self.has_values()
+    }
+
+    /// Whether there are conditions on the query or on headers.
+    pub fn has_values(&self) -> bool {
+        !self.query.is_empty() || !self.headers.is_empty()
     }
 
     /// Whether the rule covers a request.
-    pub fn covers(&self, request: &RequestTarget<'_>) -> bool {
+    pub fn fit(&self, request: &RequestTarget<'_>) -> ConditionFit {
+        self.fit_line(request).min(self.headers.fit_headers(request.headers))
+    }
+
+    /// Whether the rule covers a request as far as its first line says.
+    pub fn fit_line(&self, request: &RequestTarget<'_>) -> ConditionFit {
         let method = self.methods.is_empty() || self.methods.iter().any(|method| method == request.method);
-        method && self.path.as_ref().is_none_or(|pattern| fits(pattern.as_bytes(), request.path.as_bytes()))
+        let is_path = |pattern: &String| fits(pattern.as_bytes(), request.path.as_bytes());
+        match method && self.path.as_ref().is_none_or(is_path) {
+            true => self.query.fit_query(request.query),
+            false => ConditionFit::No,
+        }
     }
 }
 
-impl RequestTarget<'_> {
+impl<'a> RequestTarget<'a> {
+    /// A request without a query and without headers.
+    pub fn new(method: &'a str, path: &'a str) -> Self {
+        Self { method, path, query: None, headers: &[] }
+    }
+
     /// Checks that every server reads the path in one way.
     pub fn check_one_reading(&self) -> Result<(), &'static str> {
         let path = self.path;
@@ -114,7 +147,8 @@ mod tests {
 
     fn covers(methods: Option<&str>, path: Option<&str>, request: &str) -> bool {
         let (method, path_asked) = request.split_once(' ').unwrap();
-        RequestPattern::parse(methods, path).unwrap().covers(&RequestTarget { method, path: path_asked })
+        let target = RequestTarget::new(method, path_asked);
+        RequestPattern::parse(methods, path).unwrap().fit(&target) == ConditionFit::Yes
     }
 
     #[test]
@@ -161,7 +195,7 @@ mod tests {
 
     #[test]
     fn a_path_has_one_reading() {
-        let check = |path: &str| RequestTarget { method: "GET", path }.check_one_reading();
+        let check = |path: &str| RequestTarget::new("GET", path).check_one_reading();
         for path in ["/", "/a/b.c", "/a%20b", "/a/.git/x", "/@scope/name", "/a..b/c", "/%C3%A9"] {
             assert_eq!(check(path), Ok(()), "{path}");
         }

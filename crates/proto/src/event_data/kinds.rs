@@ -210,6 +210,9 @@ kinds! {
         /// Where the decision ends in the egress process' spool, so that no decision is recorded twice.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         spool: Option<u64>,
+        /// The name or id of the Body that connected, if another Body did; `to` is a port of this Body then.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        from: Option<String>,
     }
 
     /// The egress proxy denied a connection or a name lookup of a Body, or `pal serve` gave a sandbox
@@ -227,6 +230,9 @@ kinds! {
         /// Where the decision ends in the egress process' spool, so that no decision is recorded twice.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         spool: Option<u64>,
+        /// The name or id of the Body that connected, if another Body did; `to` is a port of this Body then.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        from: Option<String>,
     }
 
     /// A connection of a Body waits until a change of its policy allows or denies the target.
@@ -261,6 +267,9 @@ kinds! {
         /// Where the decision ends in the egress process' spool, so that no decision is recorded twice.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         spool: Option<u64>,
+        /// The name or id of the Body that connected, if another Body did; `to` is a port of this Body then.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        from: Option<String>,
     }
 
     /// The egress process' resolver gave a name an address that stands for it in the Body.
@@ -277,6 +286,22 @@ kinds! {
         spool: Option<u64>,
     }
 
+    /// The egress proxy is about to forward bytes of a rule with a budget of bytes.
+    "network.spent" => NetworkSpent {
+        /// The rule.
+        to: String,
+        /// How many bytes its budget has spent, at most.
+        bytes: u64,
+        /// The budget.
+        why: String,
+        /// When the egress process wrote it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        decided_at: Option<String>,
+        /// Where the line ends in the egress process' spool.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        spool: Option<u64>,
+    }
+
     /// `pal` is about to give the egress process of the Body another policy.
     "network.changed" => NetworkChanged {
         /// The number of the policy.
@@ -286,6 +311,9 @@ kinds! {
         /// The names of the secrets that the Body may use.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         secrets: Vec<String>,
+        /// The other Bodies that may connect, each as `BODY:PORTS`.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        accept: Vec<String>,
     }
 
     /// `pal secret` or the API is about to store a secret.
@@ -449,6 +477,9 @@ kinds! {
         reach?: Option<String>,
         /// How much the key's Bodies may use together.
         quota: KeyQuota,
+        /// The ceiling of their networks: rules that must allow each connection, too.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        network: Vec<EgressRule>,
     }
 
     /// `pal keys` or the API revoked a key.

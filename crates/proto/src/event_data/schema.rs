@@ -104,7 +104,7 @@ forms! {
     Enforcement => link("enforcement"),
     GuestEnd => link("body end"),
     std::net::IpAddr => "IP address",
-    EgressRule => "rule: `to`, and where they are given `action` (`allow` or `deny`), `why`, `match` and `not_match`",
+    EgressRule => "rule: `to`, and where they are given `action` (`allow`, `deny` or `ask`), `query`, `headers`, `set_headers`, `window`, `limit`, `respond`, `forward`, `why`, `match` and `not_match`",
     OnTimeout => "`\"kill\"`, `{\"pause\":\"memory\"}` or `{\"pause\":\"files\"}`",
     PauseMode => "`\"memory\"` or `\"files\"`",
 }

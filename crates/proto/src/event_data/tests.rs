@@ -79,6 +79,7 @@ fn written_before() -> Vec<(&'static str, Value)> {
         ("network.asked", json!({"to": "a.example:443", "allowed": false, "why": "w"})),
         ("network.counted", json!({"to": "a.example:443", "allowed": true, "why": "w", "count": 3})),
         ("network.named", json!({"to": "pypi.org", "address": "198.18.0.1"})),
+        ("network.spent", json!({"to": "allow a.example:443", "bytes": 65536, "why": "w"})),
         (
             "network.changed",
             json!({"generation": 2, "rules": [{"to": "pypi.org:443"}, {"action": "deny", "to": "*", "why": "w"}]}),

@@ -85,7 +85,7 @@ mod tests {
     use crate::KeyReach;
 
     fn caller(scope: Scope) -> Caller {
-        Caller { key: "k".into(), scope, reach: KeyReach::Own }
+        Caller { key: "k".into(), scope, reach: KeyReach::Own, has_ceiling: false }
     }
 
     #[test]

@@ -19,7 +19,7 @@ use super::{
     network::{self, InternetRequest},
     sandbox, templates,
 };
-use crate::{App, Caller, InternetAccess, idempotency::KeyedRequest, limits, v1::read_object_or_null};
+use crate::{App, Caller, InternetAccess, authz, idempotency::KeyedRequest, limits, v1::read_object_or_null};
 
 /// The longest time to live of a sandbox: thirty days.
 const TIMEOUT_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
@@ -79,7 +79,7 @@ async fn make(
     let request = KeyedRequest::of(&headers, &caller, &asked.bytes)?;
     templates::usable(&app, &caller, &asked.value.template_id).await?;
     let mut create = request_of(asked.value, &caller, timeout_s)?;
-    let internet = app.config().internet;
+    let internet = authz::internet_of(app.config().internet, &caller);
     if let (InternetAccess::Asked | InternetAccess::Allowed, Some(lease)) = (internet, &create.lease) {
         // A sandbox without internet access has a policy, too, because its client may ask for some later.
         let rules = network::rules(&lease.network, &caller, internet);

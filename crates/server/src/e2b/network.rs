@@ -14,7 +14,7 @@ use axum::{
     extract::{Path, State},
     http::StatusCode,
 };
-use fleet::{Fleet, PolicyChange, PolicyChanger, RuleReach, rule_reach};
+use fleet::{Fleet, PolicyChange, PolicyChanger, PolicyPart, RuleReach, rule_reach};
 use proto::{
     BodyId, Failure,
     egress::{EgressRule, Policy},
@@ -26,7 +26,7 @@ use super::{
     E2bRefusal,
     extract::{JsonRequest, find},
 };
-use crate::{App, Caller, InternetAccess, Scope};
+use crate::{App, Caller, InternetAccess, Scope, authz};
 
 const RULES_MAX: usize = 1000;
 /// The target of a rule about every public name and address.
@@ -100,7 +100,7 @@ fn header_rules(network: &Value, rules: &[EgressRule]) -> Vec<EgressRule> {
         let example = host.replacen('*', "x", 1);
         policy.judge_name(&example.to_ascii_lowercase(), 443).ok()?;
         let to = targets(host).pop()?;
-        Some(EgressRule { headers, ..EgressRule::allow(to) })
+        Some(EgressRule { set_headers: headers, ..EgressRule::allow(to) })
     };
     hosts.into_iter().filter_map(rule).collect()
 }
@@ -141,7 +141,7 @@ fn check_transforms(network: &Map<String, Value>) -> Result<(), E2bRefusal> {
             return Err(E2bRefusal::absent("secrets and identity tokens in network.rules"));
         }
         if !headers.is_empty() {
-            let rule = EgressRule { headers, ..EgressRule::allow("example.com:443") };
+            let rule = EgressRule { set_headers: headers, ..EgressRule::allow("example.com:443") };
             Policy::new(&[rule]).map_err(|_| {
                 E2bRefusal::bad(format!("network.rules of {host:?} sets a header that cannot be set"))
             })?;
@@ -191,6 +191,7 @@ pub fn note_refused(fleet: &Fleet, id: &BodyId, network: &Value) -> Result<(), F
         why: NO_INTERNET.into(),
         decided_at: None,
         spool: None,
+        from: None,
     };
     fleet.log().note_about(id, data)
 }
@@ -202,18 +203,21 @@ pub async fn replace(
     Path(id): Path<String>,
     asked: JsonRequest<Map<String, Value>>,
 ) -> Result<StatusCode, E2bRefusal> {
-    let (view, _) = find(&app, &caller, &id).await?;
+    let (view, lease) = find(&app, &caller, &id).await?;
+    authz::check_network_change(&caller, lease.as_ref())?;
     let mut asked = asked.value;
     let internet = asked.remove("allow_internet_access").and_then(|value| value.as_bool());
     let network = checked(Some(asked.into()), internet)?;
     let body = view.id().clone();
-    let access = app.config().internet;
+    let access = authz::internet_of(app.config().internet, &caller);
+    let accept = view.spec.egress.as_ref().map(|egress| egress.accept.clone()).unwrap_or_default();
     app.blocking(async move |fleet: &Fleet| {
         match access {
             InternetAccess::Denied => note_refused(fleet, &body, &network)?,
             InternetAccess::Asked | InternetAccess::Allowed => {
                 let rules = rules(&network, &caller, access);
-                PolicyChanger::of(fleet).change(&body, PolicyChange::Replace(rules))?;
+                let part = PolicyPart { rules, accept };
+                PolicyChanger::of(fleet).change(&body, PolicyChange::Replace(part))?;
             }
         }
         fleet.leases().change(&body, |lease| {
@@ -307,7 +311,7 @@ mod tests {
     use crate::KeyReach;
 
     fn caller(scope: Scope) -> Caller {
-        Caller { key: "k".into(), scope, reach: KeyReach::Own }
+        Caller { key: "k".into(), scope, reach: KeyReach::Own, has_ceiling: false }
     }
 
     #[test]
@@ -346,7 +350,7 @@ mod tests {
         let set = rules(&set, &caller(Scope::Run), InternetAccess::Allowed);
         let shown: Vec<_> = set
             .iter()
-            .map(|rule| (rule.to.as_str(), rule.headers.get("x-team").map(String::as_str)))
+            .map(|rule| (rule.to.as_str(), rule.set_headers.get("x-team").map(String::as_str)))
             .collect();
         assert_eq!(
             shown[..3],

@@ -33,7 +33,7 @@ pub fn router() -> OpenApiRouter<App> {
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({ "count": 3, "message": "try it without the cache" }))]
-struct ForkRequest {
+struct AgentForkRequest {
     /// The turn whose checkpoint the forks begin with. If left out, they begin with the present state; while the agent
     /// works, with its newest checkpoint.
     #[schema(minimum = 0)]
@@ -47,16 +47,16 @@ struct ForkRequest {
 }
 
 /// Create agents that go on from a turn of this one, each in a fork of its Body.
-#[utoipa::path(post, path = "/agents/{agent}/fork", operation_id = "fork_agent", tag = "agents", params(("agent" = String, Path, description = "The id of the agent")), request_body = Option<ForkRequest>,
+#[utoipa::path(post, path = "/agents/{agent}/fork", operation_id = "fork_agent", tag = "agents", params(("agent" = String, Path, description = "The id of the agent")), request_body = Option<AgentForkRequest>,
     responses((status = 201, description = "The new agents", body = CreatedAgents), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn fork(
     state: State<App>,
     RunAccess(caller): RunAccess,
     AgentParam(id): AgentParam,
-    asked: Option<Sent<ForkRequest>>,
+    asked: Option<Sent<AgentForkRequest>>,
 ) -> Result<(StatusCode, Json<CreatedAgents>), V1Refusal> {
     let app = state.0;
-    let ForkRequest { at, count, message } = asked.map(|Sent(asked)| asked).unwrap_or_default();
+    let AgentForkRequest { at, count, message } = asked.map(|Sent(asked)| asked).unwrap_or_default();
     let count = count.unwrap_or(1);
     if !(1..=COUNT_MAX).contains(&count) {
         return Err(Failure::new(Kind::Usage, format!("cannot create {count} forks in one request"))

@@ -2,14 +2,15 @@
 
 use axum::{Json, extract::State, http::StatusCode};
 use fleet::Fleet;
-use proto::{Failure, Kind, event_data::KeyRevoked};
+use proto::{Failure, Kind, egress::EgressRule, event_data::KeyRevoked};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use super::{
     error::{ErrorBody, V1Refusal},
-    extract::{AdminAccess, JsonBody as Sent, NameParam},
+    extract::{AdminAccess, JsonBody as Sent, NameParam, read_object},
+    network::{NetworkRule, NetworkTerms},
 };
 use crate::{
     App, KeyTerms, Scope,
@@ -66,6 +67,9 @@ struct Key {
     reach: String,
     /// The quota of all Bodies of this key together.
     quota: Quota,
+    /// The ceiling of their networks: every connection must be allowed by these rules, too. None if it is empty.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    network: Vec<NetworkRule>,
     /// When the key was created, RFC 3339.
     created_at: String,
     /// When the key was revoked, RFC 3339.
@@ -81,8 +85,9 @@ struct Key {
 impl Key {
     fn new(record: KeyRecord, secret: Option<String>) -> Self {
         let reach = record.full_reach().to_string();
-        let KeyRecord { id, name, scope, quota, created_at, revoked_at, .. } = record;
-        Self { id, name, scope: scope.into(), reach, quota, created_at, revoked_at, secret }
+        let KeyRecord { id, name, scope, quota, network, created_at, revoked_at, .. } = record;
+        let network = network.into_iter().map(Into::into).collect();
+        Self { id, name, scope: scope.into(), reach, quota, network, created_at, revoked_at, secret }
     }
 }
 
@@ -119,6 +124,41 @@ struct NewKey {
     /// The quota of all Bodies of this key together.
     #[serde(default)]
     quota: Quota,
+    /// The ceiling of their networks, for a key of scope `run`.
+    #[serde(default, deserialize_with = "read_object")]
+    network: CeilingTerms,
+}
+
+/// The ceiling of a key: its Bodies may have a network, whatever `pal serve --internet` says, and every connection must be
+/// allowed by these rules, too. Denials alone give no right to a network, and hold in every network.
+#[derive(Debug, Clone, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({ "preset": ["registries"], "allow": ["api.example.org:443"] }))]
+struct CeilingTerms {
+    /// Presets: `closed`, `registries`, `models`, `research` or `open`.
+    #[serde(default)]
+    #[schema(max_items = 8)]
+    preset: Vec<String>,
+    /// Targets that are allowed, as `HOST[:PORTS][+MARK]`.
+    #[serde(default)]
+    #[schema(max_items = 256)]
+    allow: Vec<String>,
+    /// Targets that are denied, whatever allows them.
+    #[serde(default)]
+    #[schema(max_items = 256)]
+    deny: Vec<String>,
+}
+
+impl CeilingTerms {
+    fn rules(self) -> Result<Vec<EgressRule>, Failure> {
+        let terms = NetworkTerms {
+            preset: self.preset,
+            allow: self.allow,
+            deny: self.deny,
+            ..NetworkTerms::default()
+        };
+        terms.unchecked_request()?.ceiling()
+    }
 }
 
 /// Create a key. Its secret is returned only in this response.
@@ -131,7 +171,8 @@ async fn make_key(
 ) -> Result<(StatusCode, Json<Key>), V1Refusal> {
     check_quota(&asked.quota)?;
     let reach = asked.reach.as_deref().map(str::parse).transpose()?;
-    let terms = KeyTerms { name: asked.name, scope: asked.scope.into(), reach, quota: asked.quota };
+    let network = asked.network.rules()?;
+    let terms = KeyTerms { name: asked.name, scope: asked.scope.into(), reach, quota: asked.quota, network };
     let (record, made) = state.0.keys().make(&terms)?;
     let created = record.created_event();
     state.0.blocking(async move |fleet: &Fleet| fleet.log().note(created)).await?;

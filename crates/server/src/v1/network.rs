@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use axum::{Json, extract::State};
-use fleet::{Fleet, NetworkRequest, NetworkState, PolicyChange, PolicyChanger, PolicyForce};
+use fleet::{Fleet, NetworkRequest, NetworkState, PolicyChange, PolicyChanger, PolicyForce, PolicyPart};
 use proto::{
     Failure, Kind,
-    egress::{EgressRule, RULES_MAX, RuleAction},
+    egress::{ACCEPT_MAX, EgressRule, RULES_MAX, RuleAction, RuleLimit, RuleResponse},
 };
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -15,7 +15,7 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 use super::{
     bodies::own,
     error::{ErrorBody, V1Refusal},
-    extract::{BodyParam, JsonBody as Sent, ReadAccess, RunAccess, read_objects},
+    extract::{BodyParam, JsonBody as Sent, ReadAccess, RunAccess, read_object_or_null, read_objects},
     secrets::BodySecret,
 };
 use crate::{App, Caller, InternetAccess, Scope, authz};
@@ -52,6 +52,11 @@ pub struct NetworkTerms {
     #[serde(default, deserialize_with = "read_objects")]
     #[schema(max_items = 256)]
     pub rules: Vec<NetworkRule>,
+    /// Other Bodies that may connect, as `BODY:PORTS` with the name or the id of the Body. Its own policy must allow
+    /// `NAME.body.internal:PORT`.
+    #[serde(default)]
+    #[schema(max_items = 256)]
+    pub accept: Vec<String>,
 }
 
 /// A rule about targets.
@@ -63,9 +68,30 @@ pub struct NetworkRule {
     pub action: NetworkAction,
     /// The targets, as `HOST[:PORTS][+MARK]`.
     pub to: String,
-    /// Headers that each request to the targets gets on its way out; `${NAME}` in a value stands for a secret of the Body.
+    /// Parameters of the query that a request must have, each once, with a value that fits the pattern: `*` is any text,
+    /// `?` one character, `[a-z0-9]` one of these.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub query: BTreeMap<String, String>,
+    /// Headers that a request must have, each once, with a value that fits the pattern.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub headers: BTreeMap<String, String>,
+    /// Headers that each request to the targets gets on its way out; `${NAME}` in a value stands for a secret of the Body.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub set_headers: BTreeMap<String, String>,
+    /// The times at which the rule counts, in UTC: `[DAYS ]HH:MM-HH:MM`, such as `mon-fri 08:00-18:00`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(min_length = 11, max_length = 39)]
+    pub window: Option<String>,
+    /// The budgets of a rule that allows.
+    #[serde(default, deserialize_with = "read_object_or_null", skip_serializing_if = "Option::is_none")]
+    pub limit: Option<NetworkLimit>,
+    /// The answer to requests, which then reach no host.
+    #[serde(default, deserialize_with = "read_object_or_null", skip_serializing_if = "Option::is_none")]
+    pub respond: Option<NetworkResponse>,
+    /// The host, as `NAME:PORT`, to which requests go in place of their own; it may be private if the rule says `+private`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(min_length = 3, max_length = 259)]
+    pub forward: Option<String>,
     /// The reason for the rule.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false, max_length = 200)]
@@ -78,6 +104,37 @@ pub struct NetworkRule {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(max_items = 32)]
     pub not_match: Vec<String>,
+}
+
+/// The budgets of a rule; at least one.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(min_properties = 1)]
+pub struct NetworkLimit {
+    /// How many requests, where requests are judged, or else connections, in any second, minute or hour.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(pattern = "^([1-9][0-9]{0,3}|10000)/(s|min|h)$", example = "60/min")]
+    pub rate: Option<String>,
+    /// How many bytes in both directions together, as long as the Body lives.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(pattern = "^[1-9][0-9]{0,6}(KiB|MiB|GiB)$", example = "100MiB")]
+    pub bytes: Option<String>,
+}
+
+/// The answer of a rule.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NetworkResponse {
+    /// Its status.
+    #[schema(minimum = 200, maximum = 599)]
+    pub status: u16,
+    /// Its headers.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub headers: BTreeMap<String, String>,
+    /// Its body: at most 64 KiB.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schema(max_length = 65536)]
+    pub body: String,
 }
 
 /// The effect of a rule.
@@ -104,6 +161,13 @@ struct NetworkPolicy {
     /// The secrets that the Body may use.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     secrets: Vec<BodySecret>,
+    /// Other Bodies that may connect, as `BODY:PORTS`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    accept: Vec<String>,
+    /// The ceiling of the key that owns the Body, if it has one: every connection must be allowed by these rules, too.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    ceiling: Option<Vec<NetworkRule>>,
     /// The number of the policy: each change has the next one.
     generation: u64,
     /// When the policy counts.
@@ -132,31 +196,100 @@ enum NetworkForce {
 
 impl From<NetworkRule> for EgressRule {
     fn from(rule: NetworkRule) -> Self {
-        let NetworkRule { action, to, headers, why, matches, not_match } = rule;
+        let NetworkRule {
+            action,
+            to,
+            query,
+            headers,
+            set_headers,
+            window,
+            limit,
+            respond,
+            forward,
+            why,
+            matches,
+            not_match,
+        } = rule;
         let action = match action {
             NetworkAction::Allow => RuleAction::Allow,
             NetworkAction::Deny => RuleAction::Deny,
             NetworkAction::Ask => RuleAction::Ask,
         };
-        Self { action, to, headers, why, matches, not_match }
+        let limit = limit.map(|NetworkLimit { rate, bytes }| RuleLimit { rate, bytes });
+        let respond =
+            respond.map(|NetworkResponse { status, headers, body }| RuleResponse { status, headers, body });
+        Self {
+            action,
+            to,
+            query,
+            headers,
+            set_headers,
+            window,
+            limit,
+            respond,
+            forward,
+            why,
+            matches,
+            not_match,
+        }
     }
 }
 
 impl From<EgressRule> for NetworkRule {
     fn from(rule: EgressRule) -> Self {
-        let EgressRule { action, to, headers, why, matches, not_match } = rule;
+        let EgressRule {
+            action,
+            to,
+            query,
+            headers,
+            set_headers,
+            window,
+            limit,
+            respond,
+            forward,
+            why,
+            matches,
+            not_match,
+        } = rule;
         let action = match action {
             RuleAction::Allow => NetworkAction::Allow,
             RuleAction::Deny => NetworkAction::Deny,
             RuleAction::Ask => NetworkAction::Ask,
         };
-        Self { action, to, headers, why, matches, not_match }
+        let limit = limit.map(|RuleLimit { rate, bytes }| NetworkLimit { rate, bytes });
+        let respond =
+            respond.map(|RuleResponse { status, headers, body }| NetworkResponse { status, headers, body });
+        Self {
+            action,
+            to,
+            query,
+            headers,
+            set_headers,
+            window,
+            limit,
+            respond,
+            forward,
+            why,
+            matches,
+            not_match,
+        }
     }
 }
 
 impl From<NetworkState> for NetworkPolicy {
     fn from(state: NetworkState) -> Self {
-        let NetworkState { id: _, policy, rules, secrets, generation, in_force, open, closed } = state;
+        let NetworkState {
+            id: _,
+            policy,
+            rules,
+            secrets,
+            accept,
+            ceiling,
+            generation,
+            in_force,
+            open,
+            closed,
+        } = state;
         let in_force = match in_force {
             PolicyForce::Now => NetworkForce::Now,
             PolicyForce::AtNextStart => NetworkForce::AtNextStart,
@@ -166,6 +299,8 @@ impl From<NetworkState> for NetworkPolicy {
             policy,
             rules: rules.into_iter().map(Into::into).collect(),
             secrets: secrets.into_iter().map(Into::into).collect(),
+            accept,
+            ceiling: ceiling.map(|rules| rules.into_iter().map(Into::into).collect()),
             generation,
             in_force,
             open,
@@ -175,14 +310,15 @@ impl From<NetworkState> for NetworkPolicy {
 }
 
 impl NetworkTerms {
-    /// The request to the fleet, if this caller may make it.
-    pub fn into_request(self, app: &App, caller: &Caller) -> Result<NetworkRequest, Failure> {
+    /// The request to the fleet, before it is known who makes it.
+    pub fn unchecked_request(self) -> Result<NetworkRequest, Failure> {
         for (name, len, max) in [
             ("preset", self.preset.len(), PRESETS_MAX),
             ("allow", self.allow.len(), RULES_MAX),
             ("deny", self.deny.len(), RULES_MAX),
             ("ask", self.ask.len(), RULES_MAX),
             ("rules", self.rules.len(), RULES_MAX),
+            ("accept", self.accept.len(), ACCEPT_MAX),
         ] {
             if len > max {
                 return Err(Failure::new(
@@ -193,10 +329,16 @@ impl NetworkTerms {
         }
         let presets = self.preset.iter().map(|name| name.parse()).collect::<Result<_, _>>()?;
         let rules = self.rules.into_iter().map(Into::into).collect();
-        let (allow, deny, ask) = (self.allow, self.deny, self.ask);
-        let request = NetworkRequest { presets, allow, deny, ask, rules, ..NetworkRequest::default() };
-        let internet = app.config().internet;
+        let (allow, deny, ask, accept) = (self.allow, self.deny, self.ask, self.accept);
+        Ok(NetworkRequest { presets, allow, deny, ask, rules, accept, ..NetworkRequest::default() })
+    }
+
+    /// The request to the fleet, if this caller may make it.
+    pub fn into_request(self, app: &App, caller: &Caller) -> Result<NetworkRequest, Failure> {
+        let request = self.unchecked_request()?;
+        let internet = authz::internet_of(app.config().internet, caller);
         authz::check_network(internet, caller, &request)?;
+        authz::check_named_bodies(app.fleet(), caller, &request)?;
         let asks = internet == InternetAccess::Asked && caller.scope < Scope::Admin;
         Ok(NetworkRequest { asks, ..request })
     }
@@ -249,17 +391,18 @@ async fn change(
     caller: Caller,
     id: proto::BodyId,
     asked: NetworkTerms,
-    how: fn(Vec<EgressRule>) -> PolicyChange,
+    how: fn(PolicyPart) -> PolicyChange,
 ) -> Result<Json<NetworkPolicy>, V1Refusal> {
     let state = app.clone();
     let changed = app.blocking(async move |fleet: &Fleet| {
-        let (view, _) = own(fleet, &caller, &id)?;
+        let (view, lease) = own(fleet, &caller, &id)?;
+        authz::check_network_change(&caller, lease.as_ref())?;
         let request = asked.into_request(&state, &caller)?;
         let workspaces = view.spec.workspaces.iter();
         let remotes: Vec<String> =
             workspaces.flat_map(|own| fleet::remote_addresses(&own.repository)).collect();
-        let rules = request.policy(&remotes)?.map(|egress| egress.all_rules()).unwrap_or_default();
-        PolicyChanger::of(fleet).change(&id, how(rules))
+        let part = request.policy(&remotes)?.map(PolicyPart::from).unwrap_or_default();
+        PolicyChanger::of(fleet).change(&id, how(part))
     });
     Ok(Json(changed.await?.into()))
 }

@@ -186,6 +186,7 @@ async fn set_secret(
 /// How a secret is removed.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 struct SecretRemoval {
     /// Also take it from the Bodies that may use it.
     #[serde(default)]

@@ -29,6 +29,8 @@ pub struct NetworkSettings {
     pub deny: Vec<String>,
     /// Further rules.
     pub rules: Vec<EgressRule>,
+    /// Other Bodies that may connect, each as `BODY:PORTS`.
+    pub accept: Vec<String>,
 }
 
 #[derive(Debug, Deserialize)]

@@ -1,0 +1,1 @@
+"""The asynchronous classes. `generate.py` makes their synchronous twins from them."""
