@@ -143,6 +143,8 @@ class ClientServers:
     def start_ssh(self, enter):
         for name in ("host_key", "user_key"):
             subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", f"{self.root}/{name}"], check=True)
+        # `pal cp` reads it as an ordinary user.
+        os.chmod(f"{self.root}/user_key", 0o644)
         os.makedirs("/run/sshd", exist_ok=True)
         with open(f"{self.root}/user_key.pub") as public, open(f"{self.root}/authorized", "w") as file:
             file.write(f"restrict,command=\"git-shell -c \\\"$SSH_ORIGINAL_COMMAND\\\"\" {public.read()}")

@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 
+import corporate
 from agents import ADDRESS as MODELS, NAMES as MODEL_NAMES, agent_cases
 from clients import ADDRESS as CLIENTS, NAME as CLIENTS_NAME, ClientServers, client_cases
 from hostile import hostile_cases
@@ -44,6 +45,7 @@ NAMES = {
     "api.inspected.test": "11.0.0.4",
     "free.inspected.test": "11.0.0.4",
     "git.inspected.test": "11.0.0.4",
+    corporate.PROXY: SERVERS,
     CLIENTS_NAME: CLIENTS,
     **SSH_HOSTS,
     **{name: MODELS for name in MODEL_NAMES},
@@ -141,6 +143,7 @@ def make_world(home):
     inside = f"nsenter --net=/proc/{other.pid}/ns/net"
     for address in (SERVERS, OTHER, "11.0.0.4", CLIENTS, MODELS, KILLED, *SSH_HOSTS.values(), "10.9.9.9", "169.254.169.254"):
         sh(f"{inside} ip addr add {address}/24 dev there")
+    sh(f"{inside} ip addr add {corporate.ADDRESS}/32 dev there")
     sh(f"{inside} ip link set lo up && {inside} ip link set there up")
     sh("ip route add 10.9.9.0/24 dev here && ip route add 169.254.0.0/16 dev here")
     # An overlay, because a mount on one file of /etc would take /etc away from the Bodies of an ordinary user.
@@ -162,11 +165,12 @@ def make_world(home):
     if libc.setns(there, 0x40000000):
         raise OSError("cannot enter the servers' namespace")
     servers = {}
-    for address in (SERVERS, OTHER, "10.9.9.9", "169.254.169.254"):
+    for address in (SERVERS, OTHER, "10.9.9.9", "169.254.169.254", corporate.ADDRESS):
         servers[address, 80] = Server(address, 80, http)
         servers[address, 443] = Server(address, 443, tls(context))
         servers[address, 22] = Server(address, 22, banner)
         servers[address, 5432] = Server(address, 5432, sink)
+    servers[SERVERS, corporate.PORT] = Server(SERVERS, corporate.PORT, corporate.serve)
     if libc.setns(back, 0x40000000):
         raise OSError("cannot come back")
     servers[HOST, 80] = Server("0.0.0.0", 80, http)
@@ -178,7 +182,7 @@ def make_world(home):
 def make_certificate(home):
     """Makes an authority that this machine trusts, and a certificate of it for all names."""
     authority, certificate, key = (os.path.join(home, name) for name in ("authority.pem", "cert.pem", "key.pem"))
-    names = ",".join(f"DNS:{name}" for name in NAMES)
+    names = ",".join(f"DNS:{name}" for name in [*NAMES, corporate.NAME])
     make_key = "openssl req -newkey rsa:2048 -nodes"
     sh(f"{make_key} -x509 -days 2 -subj '/CN=the world' -keyout {home}/authority.key -out {authority} 2>/dev/null")
     with open(f"{home}/names", "w") as file:
@@ -279,6 +283,7 @@ def cases(pal, servers, other, inspected, clients, ssh, home, enter):
         "secrets": lambda: secret_cases(pal, inspected, body, inside, expect, kill_egress, drained),
         "rules": lambda: rule_cases(pal, USER, inspected, inside, expect, kill_egress, drained),
         "ssh": lambda: ssh_cases(pal, ssh, body, inside, expect, kill_egress),
+        "corporate": lambda: corporate.corporate_cases(pal, body, inside, drained, expect),
         "clients": lambda: client_cases(pal, clients, body, inside, expect),
         "programs": lambda: program_cases(USUAL, pal, enter, show, TOOLS, body, inside, expect),
         "hostile": lambda: hostile_cases(pal, servers, enter, body, inside, drained, expect),

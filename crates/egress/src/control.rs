@@ -15,6 +15,7 @@ use tokio::{
 };
 
 use crate::{
+    corporate::CorporateProxy,
     peers::PeerTable,
     proxy::{Proxy, accept_all},
     secrets::SecretTable,
@@ -71,12 +72,14 @@ impl Proxy {
     fn replace(&self, orders: &EgressOrders) -> Result<usize, String> {
         let policy = orders.policy().map_err(|error| error.to_string())?;
         let accept = PeerTable::read(orders)?;
+        let corporate = CorporateProxy::open(orders.corporate_proxy.as_ref(), self.key.as_ref())?;
         let current = self.generation.get();
         if orders.generation < current {
             return Err(format!("the policy in force has the number {current}, which is newer"));
         }
         self.certificates.set_authority(orders.authority.as_ref(), self.key.as_ref())?;
         *self.secrets.borrow_mut() = Rc::new(SecretTable::open(&orders.secrets, self.key.as_ref()));
+        *self.corporate.borrow_mut() = corporate;
         self.ssh.set(&orders.ssh_keys, self.key.as_ref());
         self.journal.borrow_mut().set_flush(orders.flush);
         self.generation.set(orders.generation);

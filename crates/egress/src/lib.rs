@@ -21,6 +21,7 @@ mod client_hello;
 mod confine;
 mod connection;
 mod control;
+mod corporate;
 mod dial;
 mod dns;
 mod dns_message;

@@ -129,7 +129,10 @@ impl Proxy {
             }
             _ => {
                 let denied = |address| self.policy.borrow().denial_of_address(address, target.port);
-                dial(&self.addresses, target, private, denied).await.map(HostStream::Tcp)
+                let corporate = self.corporate.borrow().clone();
+                dial(&self.addresses, corporate.as_deref(), target, private, denied)
+                    .await
+                    .map(HostStream::Tcp)
             }
         }
     }

@@ -24,6 +24,7 @@ use vault::SealKey;
 use crate::{
     budgets::RecordedBytes,
     confine,
+    corporate::CorporateProxy,
     inputs::{ProxyInputs, RedirectInputs},
     inspect::Certificates,
     journal::{Journal, read_lines},
@@ -134,7 +135,9 @@ fn open(inputs: &ProxyInputs) -> Result<Proxy, ProxyStepError> {
     let proxy = Proxy::with_spent(policy, orders.generation, journal, names, recorded);
     let accept = PeerTable::read(orders).map_err(|why| at("read the policy")(io::Error::other(why)))?;
     proxy.peers.replace(orders.body.clone(), accept);
-    Ok(Proxy { secrets, ssh, certificates, key, ..proxy })
+    let corporate = CorporateProxy::open(orders.corporate_proxy.as_ref(), key.as_ref());
+    let corporate = corporate.map_err(|why| at("use the corporate proxy")(io::Error::other(why)))?;
+    Ok(Proxy { secrets, ssh, certificates, key, corporate: RefCell::new(corporate), ..proxy })
 }
 
 impl ProxySockets {

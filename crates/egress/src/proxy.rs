@@ -15,6 +15,7 @@ use crate::{
     budgets::{BudgetTable, RecordedBytes},
     client::ProxyClient,
     connection::ConnectionOrigin,
+    corporate::CorporateProxy,
     flows::FlowTable,
     http_head::HttpRequest,
     inspect::Certificates,
@@ -67,6 +68,8 @@ pub struct Proxy {
     pub key: Option<SealKey>,
     /// The other Bodies that may connect, and their connections.
     pub peers: PeerTable,
+    /// The proxy of the operator's network, if hosts are reached through it.
+    pub corporate: RefCell<Option<Rc<CorporateProxy>>>,
     /// The supervisor, which opens connections from Body to Body.
     pub link: Rc<SupervisorLink>,
 }
@@ -104,6 +107,7 @@ impl Proxy {
             questions: Questions::default(),
             key: None,
             peers: PeerTable::default(),
+            corporate: RefCell::default(),
             link: Rc::new(SupervisorLink::none()),
         }
     }

@@ -32,6 +32,11 @@ fn context(name: &str) -> String {
     format!("secret {name}")
 }
 
+/// Opens the value of a secret; none if it cannot be opened, or is empty.
+pub fn open_value(name: &str, sealed: &str, key: Option<&SealKey>) -> Option<Zeroizing<Vec<u8>>> {
+    key?.open(&context(name), sealed).ok().filter(|value| !value.is_empty())
+}
+
 impl SecretTable {
     /// Opens the secrets of orders.
     pub fn open(secrets: &[EgressSecret], key: Option<&SealKey>) -> Self {
@@ -57,13 +62,12 @@ impl SecretTable {
 
 impl OpenSecret {
     fn open(secret: &EgressSecret, key: Option<&SealKey>) -> Self {
-        let value = key.and_then(|key| key.open(&context(&secret.name), &secret.sealed).ok());
         Self {
             name: secret.name.clone(),
             placeholder: secret.placeholder.clone(),
             fields: secret.fields.clone(),
             hosts: secret.hosts.clone(),
-            value: value.filter(|value| !value.is_empty()),
+            value: open_value(&secret.name, &secret.sealed, key),
         }
     }
 

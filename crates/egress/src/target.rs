@@ -50,6 +50,11 @@ impl Target {
         }
     }
 
+    /// The target of an address that the operator chose.
+    pub fn of_literal(address: SocketAddr) -> Self {
+        Self { host: Host::Address(address.ip()), port: address.port() }
+    }
+
     /// The target of a CONNECT request or of a URL; the error is a reason for the record.
     pub fn parse(text: &str, names: &NameTable) -> Result<Self, String> {
         if let Ok(address) = text.parse::<SocketAddr>() {

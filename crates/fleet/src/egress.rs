@@ -149,6 +149,7 @@ impl EgressProxies<'_> {
             body: Some(body),
             accept: egress.accept.clone(),
             ceiling,
+            corporate_proxy: self.fleet.corporate_proxy(kept, &key)?,
             ..EgressOrders::new(egress.all_rules(), egress.generation, flush)
         };
         self.fleet.secrets().give_to_process(&mut orders, &egress.secrets, kept, &key)?;

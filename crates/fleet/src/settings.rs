@@ -4,7 +4,12 @@
 
 use std::path::{Path, PathBuf};
 
-use proto::{Failure, Kind, Size, event_data::ConfigChanged, vm::Engine};
+use proto::{
+    Failure, Kind, Size,
+    egress::{read_no_proxy, read_proxy_url},
+    event_data::ConfigChanged,
+    vm::Engine,
+};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use store::{RecordTable, Records};
@@ -46,6 +51,15 @@ pub struct Settings {
     /// The path of Firecracker's jailer, or [`NONE`].
     #[serde(default, skip_serializing_if = "Option::is_none", rename = "microvm.jailer")]
     pub jailer: Option<PathBuf>,
+    /// The proxy through which Bodies reach hosts: `http://HOST:PORT`.
+    #[serde(default, skip_serializing_if = "Option::is_none", rename = "network.proxy")]
+    pub proxy: Option<String>,
+    /// The secret with which they log in at that proxy.
+    #[serde(default, skip_serializing_if = "Option::is_none", rename = "network.proxy_secret")]
+    pub proxy_secret: Option<String>,
+    /// The names and suffixes that they reach without it, with commas between them.
+    #[serde(default, skip_serializing_if = "Option::is_none", rename = "network.no_proxy")]
+    pub no_proxy: Option<String>,
 }
 
 /// The earlier name of [`Setting::PoolSize`].
@@ -69,12 +83,27 @@ pub enum Setting {
     Firecracker,
     /// The path of Firecracker's jailer, or `none` to run without it.
     Jailer,
+    /// The proxy through which Bodies reach hosts.
+    Proxy,
+    /// The secret with which they log in at that proxy.
+    ProxySecret,
+    /// The names and suffixes that they reach without it.
+    NoProxy,
 }
 
 impl Setting {
     /// All settings.
-    pub const ALL: [Setting; 6] =
-        [Self::Budget, Self::Engine, Self::PoolSize, Self::CloudHypervisor, Self::Firecracker, Self::Jailer];
+    pub const ALL: [Setting; 9] = [
+        Self::Budget,
+        Self::Engine,
+        Self::PoolSize,
+        Self::CloudHypervisor,
+        Self::Firecracker,
+        Self::Jailer,
+        Self::Proxy,
+        Self::ProxySecret,
+        Self::NoProxy,
+    ];
 
     /// The name on the command line, in the record and in events.
     pub fn name(self) -> &'static str {
@@ -85,6 +114,9 @@ impl Setting {
             Self::CloudHypervisor => "microvm.cloud-hypervisor",
             Self::Firecracker => "microvm.firecracker",
             Self::Jailer => "microvm.jailer",
+            Self::Proxy => "network.proxy",
+            Self::ProxySecret => "network.proxy_secret",
+            Self::NoProxy => "network.no_proxy",
         }
     }
 
@@ -108,6 +140,9 @@ impl Setting {
             Self::CloudHypervisor => place(&settings.cloud_hypervisor),
             Self::Firecracker => place(&settings.firecracker),
             Self::Jailer => place(&settings.jailer),
+            Self::Proxy => settings.proxy.clone(),
+            Self::ProxySecret => settings.proxy_secret.clone(),
+            Self::NoProxy => settings.no_proxy.clone(),
         }
     }
 
@@ -133,6 +168,14 @@ impl Setting {
             Self::Firecracker => settings.firecracker = program(value)?,
             Self::Jailer if value == NONE => settings.jailer = Some(NONE.into()),
             Self::Jailer => settings.jailer = program(value)?,
+            Self::Proxy => settings.proxy = proxy(value)?,
+            Self::ProxySecret => {
+                settings.proxy_secret = Some(value.to_owned()).filter(|name| !name.is_empty())
+            }
+            Self::NoProxy => {
+                let names = read_no_proxy(value).map_err(|why| invalid_value(self, value, &why))?;
+                settings.no_proxy = Some(names.join(",")).filter(|names| !names.is_empty());
+            }
         }
         Ok(())
     }
@@ -151,6 +194,21 @@ fn pool_size(value: &str) -> Result<u32, Failure> {
         Ok(count @ 0..=POOL_MAX) => Ok(count),
         _ => Err(invalid_value(Setting::PoolSize, value, &bounds)),
     }
+}
+
+/// Parses the URL of the corporate proxy; an empty value means none. A failure does not repeat a password.
+fn proxy(value: &str) -> Result<Option<String>, Failure> {
+    if value.is_empty() {
+        return Ok(None);
+    }
+    if value.contains('@') {
+        return Err(Failure::new(Kind::Usage, "network.proxy has no user and no password")
+            .because("every user of this machine can read arguments, and settings are shown")
+            .hint("store them: printf USER:PASSWORD | pal secret set NAME --to HOST:PORT")
+            .hint("and name the secret: pal config set network.proxy_secret NAME"));
+    }
+    let address = read_proxy_url(value).map_err(|why| invalid_value(Setting::Proxy, value, &why))?;
+    Ok(Some(format!("http://{address}")))
 }
 
 /// Parses the absolute path of a program; an empty value means a search in the usual directories.
@@ -218,6 +276,9 @@ impl SettingsRecord<'_> {
 
     /// Changes one setting.
     pub fn set(&self, setting: Setting, value: &str) -> Result<Settings, Failure> {
+        if setting == Setting::ProxySecret && !value.is_empty() {
+            self.fleet.secrets().find(value)?;
+        }
         let settings = self.change(setting, |settings| setting.put(settings, value))?;
         if let Some(pool) = self.fleet.pool() {
             pool.check();
@@ -262,5 +323,22 @@ mod tests {
         assert_eq!(serde_json::to_string(&earlier).unwrap(), r#"{"microvm.pool_size":3}"#);
         assert_eq!(Setting::find("microvm.spares").unwrap(), Setting::PoolSize);
         assert_eq!(Setting::find("microvm.pool_size").unwrap(), Setting::PoolSize);
+    }
+
+    #[test]
+    fn a_password_of_the_corporate_proxy_is_neither_kept_nor_repeated() {
+        let mut settings = Settings::default();
+        Setting::Proxy.put(&mut settings, "http://Proxy.corp.example:3128/").unwrap();
+        assert_eq!(settings.proxy.as_deref(), Some("http://proxy.corp.example:3128"));
+        for bad in ["http://me:hunter2@proxy:3128", "me:hunter2@proxy"] {
+            let failure = Setting::Proxy.put(&mut settings, bad).unwrap_err();
+            assert!(!format!("{failure:?}").contains("hunter2"), "{failure:?}");
+        }
+        assert!(Setting::Proxy.put(&mut settings, "socks5://proxy:1080").is_err());
+        assert!(Setting::NoProxy.put(&mut settings, "10.0.0.0/8").is_err());
+        Setting::NoProxy.put(&mut settings, "git.corp.example, .intern.example").unwrap();
+        assert_eq!(settings.no_proxy.as_deref(), Some("git.corp.example,.intern.example"));
+        Setting::Proxy.put(&mut settings, "").unwrap();
+        assert_eq!(settings.proxy, None);
     }
 }

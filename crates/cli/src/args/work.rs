@@ -206,7 +206,9 @@ pub struct CompareArgs {
 /// none: qemu, cloud-hypervisor or firecracker. microvm.pool_size: how many running microVMs of a template a
 /// server keeps ready, 0 for none. microvm.cloud-hypervisor, microvm.firecracker: paths of the binaries, if
 /// they are not on PATH. microvm.jailer: path of Firecracker's jailer, if it is neither beside Firecracker
-/// nor on PATH; or `none`.
+/// nor on PATH; or `none`. network.proxy: http://HOST:PORT of the proxy through which Bodies that start from now
+/// on reach hosts. network.proxy_secret: the secret with USER:PASSWORD for it. network.no_proxy: the names and
+/// .suffixes that they reach without it, with commas between them.
 ///
 /// Example: pal config set store.budget 20GiB
 #[derive(Debug, clap::Args)]

@@ -5,6 +5,7 @@
 //! the command line and the API do.
 
 mod changer;
+mod corporate;
 mod decisions;
 mod presets;
 mod reach;

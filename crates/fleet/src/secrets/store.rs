@@ -222,15 +222,21 @@ impl Secrets<'_> {
     fn sealed(&self, grant: &SecretGrant, key: &SealKey) -> Result<SealedGrant, Failure> {
         let SecretGrant { name, placeholder } = grant.clone();
         let record = self.find(&name)?;
-        let value = self.value(&record)?;
-        let purpose = if record.ssh.is_some() { "ssh key" } else { "secret" };
-        let sealed = key.seal(&format!("{purpose} {name}"), value.as_bytes()).map_err(|error| {
-            Failure::new(Kind::Host, format!("cannot seal the secret {name}")).because(error)
-        })?;
+        let sealed = self.sealed_value(&record, key)?;
         let SecretRecord { hosts, fields, ssh, .. } = record;
         Ok(match ssh {
             Some(login) => SealedGrant::SshKey(SshKeyOrder { name, hosts, login, sealed }),
             None => SealedGrant::Secret(EgressSecret { name, placeholder, hosts, fields, sealed }),
+        })
+    }
+
+    /// The value of a secret, sealed for egress processes.
+    pub(crate) fn sealed_value(&self, record: &SecretRecord, key: &SealKey) -> Result<String, Failure> {
+        let value = self.value(record)?;
+        let SecretRecord { name, ssh, .. } = record;
+        let purpose = if ssh.is_some() { "ssh key" } else { "secret" };
+        key.seal(&format!("{purpose} {name}"), value.as_bytes()).map_err(|error| {
+            Failure::new(Kind::Host, format!("cannot seal the secret {name}")).because(error)
         })
     }
 

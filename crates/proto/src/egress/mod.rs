@@ -4,6 +4,7 @@
 //! hostile.
 
 mod ceiling;
+mod corporate;
 mod limit;
 mod peers;
 mod policy;
@@ -24,6 +25,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::BodyName;
 pub use ceiling::CEILING;
+pub use corporate::{CorporateLogin, CorporateProxyOrder, read_no_proxy, read_proxy_url};
 pub use limit::{ByteBudget, RequestRate, RuleBudget};
 pub use peers::{
     ACCEPT_MAX, AcceptError, AcceptList, AcceptRule, BODY_DOMAIN, BodyIdentity, PEER_LINE_LEN_MAX, PEERS,
@@ -108,6 +110,9 @@ pub const NOT_RESOLVED: &str = "its name cannot be resolved";
 /// The reason for a refused name that a rule allows, but that accepts no connection.
 pub const NOT_ACCEPTED: &str = "no address of it accepts the connection";
 
+/// The beginning of the reason for a refused name that a rule allows, but to which the corporate proxy opens no connection.
+pub const NOT_PROXIED: &str = "the corporate proxy";
+
 /// The beginning of the reason for a connection that waited for a decision in vain.
 pub const NO_ANSWER: &str = "no answer came in time to the rule";
 
@@ -116,7 +121,7 @@ pub const WAITS: &str = "waits for a decision";
 
 /// Whether a reason says that a rule allows the name, and that it still could not be reached.
 pub fn is_unreachable(why: &str) -> bool {
-    why.starts_with(NOT_RESOLVED) || why == NOT_ACCEPTED
+    why.starts_with(NOT_RESOLVED) || why.starts_with(NOT_PROXIED) || why == NOT_ACCEPTED
 }
 
 /// Shortens a Body's text and escapes it for a terminal.
@@ -304,6 +309,9 @@ pub struct EgressOrders {
     /// The ceiling of the key that owns the Body: every connection must be allowed by these rules, too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ceiling: Option<Vec<EgressRule>>,
+    /// The proxy of the operator's network; without it the egress process connects to hosts directly.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub corporate_proxy: Option<CorporateProxyOrder>,
 }
 
 impl EgressOrders {
@@ -319,6 +327,7 @@ impl EgressOrders {
             body: None,
             accept: Vec::new(),
             ceiling: None,
+            corporate_proxy: None,
         }
     }
 
