@@ -28,12 +28,12 @@ enum Manner {
 }
 
 /// A corporate proxy, and the heads that arrived.
-struct Network {
+struct OfficeProxy {
     heads: Rc<RefCell<Vec<String>>>,
     address: String,
 }
 
-impl Network {
+impl OfficeProxy {
     async fn start(manner: Manner) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
@@ -74,7 +74,7 @@ async fn serve(mut stream: TcpStream, manner: Manner, heads: Rc<RefCell<Vec<Stri
 
 /// Asks for a tunnel in a Body behind a corporate proxy, and returns what comes back and the last decision.
 async fn ask(
-    network: &Network,
+    network: &OfficeProxy,
     rules: &[&str],
     direct: &str,
     login: &str,
@@ -109,7 +109,7 @@ async fn local(test: impl Future<Output = ()>) {
 #[tokio::test]
 async fn names_arrive_as_names_and_denied_ones_do_not_arrive() {
     local(async {
-        let network = Network::start(Manner::Connects(start_listener().await)).await;
+        let network = OfficeProxy::start(Manner::Connects(start_listener().await)).await;
         // No name server knows `.invalid`.
         let rules = ["api.invalid:7", "93.184.216.34:7", "intern.invalid:7+private"];
         for (target, login) in [
@@ -149,7 +149,7 @@ async fn names_arrive_as_names_and_denied_ones_do_not_arrive() {
 async fn hosts_of_the_own_network_are_reached_directly() {
     local(async {
         let port = start_listener().await;
-        let network = Network::start(Manner::Says(b"HTTP/1.1 403 no\r\n\r\n")).await;
+        let network = OfficeProxy::start(Manner::Says(b"HTTP/1.1 403 no\r\n\r\n")).await;
         let (private, public) = (format!("localhost:{port}+tcp+private"), format!("localhost:{port}+tcp"));
         let target = format!("localhost:{port}");
         let (answer, decision) = ask(&network, &[&private], "", "", &target).await;
@@ -188,7 +188,7 @@ async fn a_refusal_has_its_reason_and_no_login() {
             (b"HTTP/1.1 200 OK\r\n", "gives no usable answer"),
             (b"", "gives no usable answer"),
         ] {
-            let network = Network::start(Manner::Says(answer)).await;
+            let network = OfficeProxy::start(Manner::Says(answer)).await;
             let (page, decision) = ask(&network, &["api.invalid:7"], "", "me:hunter2", "api.invalid:7").await;
             let why = format!("the corporate proxy {} {shown}", network.address);
             assert!(!decision.allowed && decision.why.starts_with(&why), "{decision:?} is not {why}");
@@ -206,7 +206,7 @@ async fn a_slow_or_endless_answer_ends() {
         for (manner, shown) in
             [(Manner::Drips, "no answer in time"), (Manner::Floods, "its head is too long")]
         {
-            let (network, began) = (Network::start(manner).await, Instant::now());
+            let (network, began) = (OfficeProxy::start(manner).await, Instant::now());
             let (_, decision) = ask(&network, &["api.invalid:7"], "", "", "api.invalid:7").await;
             assert!(!decision.allowed && decision.why.ends_with(shown), "{decision:?}");
             assert!(began.elapsed() < Duration::from_secs(5), "{shown}");

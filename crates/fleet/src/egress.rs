@@ -32,7 +32,7 @@ use store::EventQuery;
 
 use crate::{
     Fleet, Log,
-    network::{check, check_accept, names_hosts},
+    network::{check, check_accept, corporate_proxy, names_hosts},
     records::{KEYS, key_of},
     secrets::BodyAuthority,
 };
@@ -149,7 +149,7 @@ impl EgressProxies<'_> {
             body: Some(body),
             accept: egress.accept.clone(),
             ceiling,
-            corporate_proxy: self.fleet.corporate_proxy(kept, &key)?,
+            corporate_proxy: corporate_proxy(self.fleet, kept, &key)?,
             ..EgressOrders::new(egress.all_rules(), egress.generation, flush)
         };
         self.fleet.secrets().give_to_process(&mut orders, &egress.secrets, kept, &key)?;

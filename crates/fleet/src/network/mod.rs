@@ -14,6 +14,7 @@ mod repository;
 mod request;
 
 pub use changer::{GrantedSecret, NetworkState, PolicyChange, PolicyChanger, PolicyForce, PolicyPart};
+pub(crate) use corporate::corporate_proxy;
 pub use decisions::{
     NetworkProposal, PolicyVerdict, WantedTarget, allowing_command, allowing_target, judge_target,
 };
