@@ -285,11 +285,13 @@ fn read_key(path: &Path) -> io::Result<Option<String>> {
     }
 }
 
-fn read_answer(socket: &UnixStream) -> io::Result<EgressAnswer> {
+fn read_answer(mut socket: &UnixStream) -> io::Result<EgressAnswer> {
     socket.set_read_timeout(Some(ANSWER_PATIENCE))?;
     // Byte by byte, because requests may follow.
-    let bytes = socket.bytes().take(ANSWER_LEN_MAX).take_while(|byte| !matches!(byte, Ok(b'\n')));
-    let line = bytes.collect::<io::Result<Vec<u8>>>()?;
+    let (mut line, mut byte) = (Vec::new(), [0]);
+    while line.len() < ANSWER_LEN_MAX && socket.read(&mut byte)? == 1 && byte != *b"\n" {
+        line.push(byte[0]);
+    }
     serde_json::from_slice(&line).map_err(|_| io::Error::other("the egress proxy ended without an answer"))
 }
 

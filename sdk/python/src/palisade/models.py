@@ -120,6 +120,20 @@ class AgentCostItem(_AgentCostItemRequired, total=False):
     parent: str
     """The agent that started it."""
 
+
+class AgentForkRequest(TypedDict, total=False):
+    """How to fork an agent."""
+
+    at: Union[int, None]
+    """The turn whose checkpoint the forks begin with. If left out, they begin with the present state; while the
+    agent
+    works, with its newest checkpoint.
+    """
+    count: Union[int, None]
+    """The number of forks; 1 if left out."""
+    message: Union[str, None]
+    """A message for each fork. Without one, the forks wait for a message or `resume`."""
+
 AgentState = Literal["working", "paused", "finished", "unreadable"]
 """The activity of an agent."""
 
@@ -312,6 +326,20 @@ class BuildTemplate(_BuildTemplateRequired, total=False):
     """A command that must succeed before a Body counts as ready."""
     start: Union[str, None]
     """A command that runs in the background of each Body from its start."""
+
+
+class CeilingTerms(TypedDict, total=False):
+    """The ceiling of a key: its Bodies may have a network, whatever `pal serve --internet` says, and every
+    connection must be
+    allowed by these rules, too. Denials alone give no right to a network, and hold in every network.
+    """
+
+    allow: List[str]
+    """Targets that are allowed, as `HOST[:PORTS][+MARK]`."""
+    deny: List[str]
+    """Targets that are denied, whatever allows them."""
+    preset: List[str]
+    """Presets: `closed`, `registries`, `models`, `research` or `open`."""
 
 
 class _CommandRequired(TypedDict):
@@ -720,6 +748,8 @@ class _KeyRequired(TypedDict):
 class Key(_KeyRequired, total=False):
     """An API key, without its secret."""
 
+    network: List[NetworkRule]
+    """The ceiling of their networks: every connection must be allowed by these rules, too. None if it is empty."""
     revoked_at: str
     """When the key was revoked, RFC 3339."""
     secret: str
@@ -925,6 +955,15 @@ NetworkForce = Literal["now", "at_next_start", "at_restart"]
 """When a policy counts."""
 
 
+class NetworkLimit(TypedDict, total=False):
+    """The budgets of a rule; at least one."""
+
+    bytes: Union[str, None]
+    """How many bytes in both directions together, as long as the Body lives."""
+    rate: Union[str, None]
+    """How many requests, where requests are judged, or else connections, in any second, minute or hour."""
+
+
 class _NetworkPolicyRequired(TypedDict):
     generation: int
     """The number of the policy: each change has the next one."""
@@ -939,12 +978,32 @@ class _NetworkPolicyRequired(TypedDict):
 class NetworkPolicy(_NetworkPolicyRequired, total=False):
     """The policy of a Body."""
 
+    accept: List[str]
+    """Other Bodies that may connect, as `BODY:PORTS`."""
+    ceiling: List[NetworkRule]
+    """The ceiling of the key that owns the Body, if it has one: every connection must be allowed by these rules,
+    too.
+    """
     closed: int
     """The connections that this change closed."""
     open: int
     """The open connections, if the Body's egress process runs."""
     secrets: List[BodySecret]
     """The secrets that the Body may use."""
+
+
+class _NetworkResponseRequired(TypedDict):
+    status: int
+    """Its status."""
+
+
+class NetworkResponse(_NetworkResponseRequired, total=False):
+    """The answer of a rule."""
+
+    body: str
+    """Its body: at most 64 KiB."""
+    headers: Dict[str, str]
+    """Its headers."""
 
 
 class _NetworkRuleRequired(TypedDict):
@@ -957,21 +1016,41 @@ class NetworkRule(_NetworkRuleRequired, total=False):
 
     action: NetworkAction
     """Whether the rule allows the targets."""
-    headers: Dict[str, str]
-    """Headers that each request to the targets gets on its way out; `${NAME}` in a value stands for a secret of
-    the Body.
+    forward: Union[str, None]
+    """The host, as `NAME:PORT`, to which requests go in place of their own; it may be private if the rule says
+    `+private`.
     """
+    headers: Dict[str, str]
+    """Headers that a request must have, each once, with a value that fits the pattern."""
+    limit: Union[NetworkLimit, None]
     match: List[str]
     """Targets (`HOST:PORT`) that the rule must match; a rule that does not is refused."""
     not_match: List[str]
     """Targets that the rule must not match."""
+    query: Dict[str, str]
+    """Parameters of the query that a request must have, each once, with a value that fits the pattern: `*` is any
+    text,
+    `?` one character, `[a-z0-9]` one of these.
+    """
+    respond: Union[NetworkResponse, None]
+    set_headers: Dict[str, str]
+    """Headers that each request to the targets gets on its way out; `${NAME}` in a value stands for a secret of
+    the Body.
+    """
     why: str
     """The reason for the rule."""
+    window: Union[str, None]
+    """The times at which the rule counts, in UTC: `[DAYS ]HH:MM-HH:MM`, such as `mon-fri 08:00-18:00`."""
 
 
 class NetworkTerms(TypedDict, total=False):
     """The network of a Body: presets and rules. A Body reaches what a rule allows and none denies."""
 
+    accept: List[str]
+    """Other Bodies that may connect, as `BODY:PORTS` with the name or the id of the Body. Its own policy must
+    allow
+    `NAME.body.internal:PORT`.
+    """
     allow: List[str]
     """Targets that are allowed, as `HOST[:PORTS][+MARK]`."""
     ask: List[str]
@@ -1061,6 +1140,8 @@ class _NewKeyRequired(TypedDict):
 class NewKey(_NewKeyRequired, total=False):
     """The key to create."""
 
+    network: CeilingTerms
+    """The ceiling of their networks, for a key of scope `run`."""
     quota: Quota
     """The quota of all Bodies of this key together."""
     reach: Union[str, None]
@@ -1111,6 +1192,7 @@ class NewSecret(_NewSecretRequired, total=False):
     """The beginning of its placeholders, for programs that check the shape of a key."""
     service: Union[str, None]
     """A known service, such as `github`, which adds hosts, places and variables."""
+    ssh: Union[SshTerms, None]
 
 
 class NewSnapshot(TypedDict, total=False):
@@ -1294,9 +1376,7 @@ class SavedRepository(TypedDict):
     """The name of the repository in the Body."""
 
 
-class Secret(TypedDict):
-    """A secret, without its value."""
-
+class _SecretRequired(TypedDict):
     bodies: List[str]
     """The Bodies that may use it."""
     created_at: str
@@ -1313,6 +1393,12 @@ class Secret(TypedDict):
     """The name of the secret."""
     source: str
     """The kind of its source: `stored`, `file`, `env` or `command`."""
+
+
+class Secret(_SecretRequired, total=False):
+    """A secret, without its value."""
+
+    ssh: Union[SshTerms, None]
 
 
 class SecretList(TypedDict):
@@ -1358,6 +1444,15 @@ class Snapshot(_SnapshotRequired, total=False):
     """The agent whose checkpoint it belongs to; it is removed with that agent."""
     name: str
     """The name of the snapshot, if it has one."""
+
+
+class SshTerms(TypedDict, total=False):
+    """How a private key of ssh logs in."""
+
+    host_keys: List[str]
+    """The keys of the hosts, each as a line of `known_hosts`; the server's own list has those that are not named."""
+    users: List[str]
+    """The users of the hosts as whom it logs in; `git` if none is named."""
 
 
 class StopRequest(TypedDict, total=False):
